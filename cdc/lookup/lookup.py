@@ -104,10 +104,11 @@ class Lookup:
         if not tells_rows_apart(now.shape):
             raise ConfigError(f"rows of {topic} cannot be looked up: no key tells them apart", hint="give the table a primary key")
         search = _Search(self._log, topic, now, turns, asked)
-        found = search.run(entries, hashed(asked, seed), cut)
+        found = search.run(entries, seed, cut)
         refuse_compacted(self._log, topic, cut)  # it may have been meanwhile, and then rows were missing
-        if search.lacking and search.lacking >= clean_from(self._log, topic):
-            self._distrust(topic, search.lacking)
+        lacking = search.lacking if search.lacking >= clean_from(self._log, topic) else 0
+        if search.false or lacking:
+            self._distrust(topic, search.false or lacking)
         return found
 
     def close(self) -> None:
@@ -144,7 +145,8 @@ def _same(before: Shelf, now: Shelf) -> bool:
 
 
 class _Search:
-    """One question. ``lacking``: the highest position that was looked for and is not in the log."""
+    """One question. ``lacking``: the highest position that was looked for and is not in the log. ``false``: one at which the log has a row whose key has
+    another digest than the one that named it; 0: none."""
 
     def __init__(self, log: LogReader, topic: str, now: AsOf, turns: Sequence[Turn], asked: pa.Array) -> None:
         self._log = log
@@ -154,10 +156,11 @@ class _Search:
         self._asked = asked
         self._parts: list[pa.RecordBatch] = []
         self._rows = 0
-        self.lacking = 0
+        self.lacking = self.false = 0
 
-    def run(self, entries: Sequence[Entries], hashes: npt.NDArray[np.uint64], cut: int) -> FoundRows:
-        """``hashes``: of the keys asked for."""
+    def run(self, entries: Sequence[Entries], seed: int, cut: int) -> FoundRows:
+        """``seed``: of the entries' digests."""
+        hashes = hashed(self._asked, seed)
         numbers = np.full(len(hashes), -1, np.int64)
         order = np.argsort(hashes)
         left = order[self._asked.is_valid().to_numpy(zero_copy_only=False)[order]]
@@ -174,6 +177,11 @@ class _Search:
             mine = pc.fill_null(pc.equal(own, self._asked.take(pa.array(left))), False).to_numpy(zero_copy_only=False)
             row = np.where(lives, rows, -1)[which]
             numbers[left[mine]] = row[mine]
+            others = np.flatnonzero(~mine & own.is_valid().to_numpy(zero_copy_only=False))
+            differ = others[hashed(own.take(pa.array(others)), seed) != hashes[left[others]]]
+            if len(differ):
+                self.false = int(positions[differ[0]])
+                break
             # The others' digests are equal by accident, or their changes are gone: an older one may be the key's.
             below[left] = positions
             left = left[~mine]

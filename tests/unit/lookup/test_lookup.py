@@ -320,3 +320,16 @@ def test_a_run_is_not_believed_where_the_log_has_changes_between_its_last_one_an
     keep(rest)
     assert answers(older, 30, ["1"], tail_rows=0)["1"][0] == 30
     rest.close()
+
+
+def test_a_run_that_names_other_keys_changes_gives_no_older_row(log: Log) -> None:
+    filled(log)
+    (file,) = keep(log)
+    run, origin = mapped(file)
+    pairs = Entries(run.entries.hashes, np.where(run.entries.positions == 41, 42, run.entries.positions))
+    write(file, replace(run, entries=pairs), origin, pairs.pairs, [pairs])
+    with closing(EmbeddedLogReader(log.root)) as reader, closing(Lookup(reader, log.root)) as found:
+        with pytest.raises(LookupBehind, match="named position 42"):
+            found.rows("public.orders", Position(60), pa.array(["1"]))
+        assert not file.exists()
+        assert found.rows("public.orders", Position(60), pa.array(["1"])).positions.tolist() == [41]
