@@ -13,11 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.errors import ConfigError, LookupBehind
+from cdc.errors import ConfigError, LogReplaced, LookupBehind
 from cdc.log.contract import LogReader
 from cdc.log.views import joined
 from cdc.lookup.entries import I64, Entries, hashed, newest
-from cdc.lookup.shelf import Shelf, folder_of, opened, remove
+from cdc.lookup.shelf import Shelf, folder_of, is_of_another, opened, remove
 from cdc.lookup.standing import AsOf, Turn, as_of, definitions_between, tells_rows_apart
 from cdc.lookup.tail import TAIL_ROWS, Tail
 from cdc.model.batch import META_FIELDS, OP, Op, first_position, topic_batch_schema, topic_schema
@@ -90,8 +90,16 @@ class Lookup:
         """The rows of these keys (utf8, as ``sinks.render.rowtext.keys`` or ``key_texts`` make them; NULL and repeated ones are allowed) as of ``cut``.
 
         Takes memory for the rows that it returns. Raises ConfigError for a topic in which no key tells rows apart, ValueError for a cut behind the
-        log's head, PositionGone when the log no longer has all that it had at the cut, LookupBehind while what it needs is being made, LogCorrupt.
+        log's head, PositionGone when the log no longer has all that it had at the cut, LookupBehind while what it needs is being made, LogAway while the
+        tier does not give a file, LogReplaced once when another log stands in its place, LogCorrupt.
         """
+        try:
+            return self._rows(topic, cut, asked)
+        except LogReplaced:
+            self.close()  # what is in memory is of the log before
+            raise
+
+    def _rows(self, topic: str, cut: Position, asked: pa.Array) -> FoundRows:
         if cut > self._log.head().position:
             raise ValueError(f"position {cut} is not in the log yet")
         refuse_compacted(self._log, topic, cut)
@@ -120,12 +128,20 @@ class Lookup:
         before = self._topics.get(topic)
         shelf = opened(self._log, folder_of(self._folder, topic), topic, before.shelf if before else None)
         remove(shelf.damaged)  # what is only of another log is left to whoever keeps the runs
+        if before is not None and not self._stands(topic, before, shelf):
+            before = None
         if before is None or not (_same(before.shelf, shelf) or before.tail.goes_on(shelf)):
             before = _Topic(shelf, Tail(self._log, topic, shelf, self._tail_rows))
         before.shelf = shelf
         self._topics[topic] = before
         before.tail.reach(cut)
         return before
+
+    def _stands(self, topic: str, before: _Topic, now: Shelf) -> bool:
+        """Whether what was read into memory is of the log as it is: asked of its last change whenever the log's head has moved."""
+        if not before.shelf.of_the_log_of(now):
+            return False
+        return before.shelf.seen == now.seen or not before.tail.runs or not is_of_another(self._log, topic, before.tail.runs[-1])
 
     def _distrust(self, topic: str, position: int) -> None:
         """Removes the topic's runs. Raises LookupBehind."""
