@@ -131,3 +131,17 @@ def test_pairs_of_changes_that_compaction_has_dropped_go_too(log: Log, monkeypat
         assert np.array_equal(before.positions, after.positions)
     with closing(EmbeddedLogReader(log.root)) as reader, closing(Lookup(reader, log.root, tail_rows=0)) as fresh:
         assert np.array_equal(fresh.rows("public.orders", Position(end), asked).positions, before.positions)
+
+
+def test_what_failed_is_not_read_again_at_every_look_and_stays_said(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "RUN_POSITIONS", 1)
+    full = Keeping(settings(log, LOOKED_UP, reserve_mb=1), threading.Event(), free=lambda _: 10**6)
+    said = looked(full, log)
+    assert len(said) == 1
+    monkeypatch.setattr(upkeep.RunUpkeep, "advance", lambda _: pytest.fail("read again"))
+    assert looked(full, log) == said
+
+
+def test_where_no_table_is_looked_up_nothing_is_asked_of_the_log(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EmbeddedLogReader, "topics", lambda _: pytest.fail("asked"))
+    assert looked(Keeping(settings(log, {}), threading.Event()), log) == []
