@@ -60,6 +60,19 @@ def test_the_named_tables_are_kept_and_no_others(log: Log) -> None:
     assert list((log.root / FOLDER).iterdir()) == []
 
 
+def test_what_is_deleted_by_age_cannot_be_looked_up(log: Log) -> None:
+    gone = {"cleanup": "delete", "retain_hours": 1}
+    for tables, options in (
+        ({"public.orders": {"lookup": True, **gone}}, {}),
+        (LOOKED_UP, gone),
+        ({"public.*": {"lookup": True}, "public.orders": gone}, {}),
+    ):
+        with pytest.raises(ValueError, match="lookup = true needs the whole table"):
+            settings(log, tables, **options)
+    settings(log, {"public.*": {"cleanup": "keep"}, "public.orders": {"lookup": True}}, **gone)
+    settings(log, {"public.*": {"lookup": True}, "public.orders": {"lookup": False, **gone}})
+
+
 def test_a_run_is_written_for_many_changes_or_after_a_while(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     keeping = Keeping(settings(log, LOOKED_UP), threading.Event())
     folder = folder_of(log.root, "public.orders")
