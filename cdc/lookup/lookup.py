@@ -13,11 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.errors import ConfigError, LookupBehind
+from cdc.errors import ConfigError, LogReplaced, LookupBehind
 from cdc.log.contract import LogReader
 from cdc.log.views import joined
 from cdc.lookup.entries import I64, Entries, hashed, newest
-from cdc.lookup.shelf import Shelf, folder_of, opened, remove
+from cdc.lookup.shelf import Shelf, folder_of, is_of_another, opened, remove
 from cdc.lookup.standing import AsOf, Turn, as_of, definitions_between, tells_rows_apart
 from cdc.lookup.tail import TAIL_ROWS, Tail
 from cdc.model.batch import META_FIELDS, OP, Op, first_position, topic_batch_schema, topic_schema
@@ -90,8 +90,16 @@ class Lookup:
         """The rows of these keys (utf8, as ``sinks.render.rowtext.keys`` or ``key_texts`` make them; NULL and repeated ones are allowed) as of ``cut``.
 
         Takes memory for the rows that it returns. Raises ConfigError for a topic in which no key tells rows apart, ValueError for a cut behind the
-        log's head, PositionGone when the log no longer has all that it had at the cut, LookupBehind while what it needs is being made, LogCorrupt.
+        log's head, PositionGone when the log no longer has all that it had at the cut, LookupBehind while what it needs is being made, LogAway while the
+        tier does not give a file, LogReplaced once when another log stands in its place, LogCorrupt.
         """
+        try:
+            return self._rows(topic, cut, asked)
+        except LogReplaced:
+            self.close()  # what is in memory is of the log before
+            raise
+
+    def _rows(self, topic: str, cut: Position, asked: pa.Array) -> FoundRows:
         if cut > self._log.head().position:
             raise ValueError(f"position {cut} is not in the log yet")
         refuse_compacted(self._log, topic, cut)
@@ -104,10 +112,11 @@ class Lookup:
         if not tells_rows_apart(now.shape):
             raise ConfigError(f"rows of {topic} cannot be looked up: no key tells them apart", hint="give the table a primary key")
         search = _Search(self._log, topic, now, turns, asked)
-        found = search.run(entries, hashed(asked, seed), cut)
+        found = search.run(entries, seed, cut)
         refuse_compacted(self._log, topic, cut)  # it may have been meanwhile, and then rows were missing
-        if search.lacking and search.lacking >= clean_from(self._log, topic):
-            self._distrust(topic, search.lacking)
+        lacking = search.lacking if search.lacking >= clean_from(self._log, topic) else 0
+        if search.false or lacking:
+            self._distrust(topic, search.false or lacking)
         return found
 
     def close(self) -> None:
@@ -119,12 +128,20 @@ class Lookup:
         before = self._topics.get(topic)
         shelf = opened(self._log, folder_of(self._folder, topic), topic, before.shelf if before else None)
         remove(shelf.damaged)  # what is only of another log is left to whoever keeps the runs
+        if before is not None and not self._stands(topic, before, shelf):
+            before = None
         if before is None or not (_same(before.shelf, shelf) or before.tail.goes_on(shelf)):
             before = _Topic(shelf, Tail(self._log, topic, shelf, self._tail_rows))
         before.shelf = shelf
         self._topics[topic] = before
         before.tail.reach(cut)
         return before
+
+    def _stands(self, topic: str, before: _Topic, now: Shelf) -> bool:
+        """Whether what was read into memory is of the log as it is: asked of its last change whenever the log's head has moved."""
+        if not before.shelf.of_the_log_of(now):
+            return False
+        return before.shelf.seen == now.seen or not before.tail.runs or not is_of_another(self._log, topic, before.tail.runs[-1])
 
     def _distrust(self, topic: str, position: int) -> None:
         """Removes the topic's runs. Raises LookupBehind."""
@@ -144,7 +161,8 @@ def _same(before: Shelf, now: Shelf) -> bool:
 
 
 class _Search:
-    """One question. ``lacking``: the highest position that was looked for and is not in the log."""
+    """One question. ``lacking``: the highest position that was looked for and is not in the log. ``false``: one at which the log has a row whose key has
+    another digest than the one that named it; 0: none."""
 
     def __init__(self, log: LogReader, topic: str, now: AsOf, turns: Sequence[Turn], asked: pa.Array) -> None:
         self._log = log
@@ -154,10 +172,11 @@ class _Search:
         self._asked = asked
         self._parts: list[pa.RecordBatch] = []
         self._rows = 0
-        self.lacking = 0
+        self.lacking = self.false = 0
 
-    def run(self, entries: Sequence[Entries], hashes: npt.NDArray[np.uint64], cut: int) -> FoundRows:
-        """``hashes``: of the keys asked for."""
+    def run(self, entries: Sequence[Entries], seed: int, cut: int) -> FoundRows:
+        """``seed``: of the entries' digests."""
+        hashes = hashed(self._asked, seed)
         numbers = np.full(len(hashes), -1, np.int64)
         order = np.argsort(hashes)
         left = order[self._asked.is_valid().to_numpy(zero_copy_only=False)[order]]
@@ -174,6 +193,11 @@ class _Search:
             mine = pc.fill_null(pc.equal(own, self._asked.take(pa.array(left))), False).to_numpy(zero_copy_only=False)
             row = np.where(lives, rows, -1)[which]
             numbers[left[mine]] = row[mine]
+            others = np.flatnonzero(~mine & own.is_valid().to_numpy(zero_copy_only=False))
+            differ = others[hashed(own.take(pa.array(others)), seed) != hashes[left[others]]]
+            if len(differ):
+                self.false = int(positions[differ[0]])
+                break
             # The others' digests are equal by accident, or their changes are gone: an older one may be the key's.
             below[left] = positions
             left = left[~mine]

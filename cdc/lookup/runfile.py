@@ -17,7 +17,7 @@ import mmap
 import os
 import stat
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +36,8 @@ ASIDE: Final = ".aside-"
 _MAGIC: Final = b"cdc-run1"
 _LENGTHS: Final = struct.Struct("<II")
 _ALIGNED: Final = 64
+_PIECE_BYTES: Final = 1 << 20
+"""Checksums are made of so much at once: no other thread runs meanwhile."""
 
 
 class RunDamaged(Exception):
@@ -68,15 +70,20 @@ def encode_header(run: KeyRun, origin: Origin, count: int, checksums: tuple[int,
     return whole + bytes(-len(whole) % _ALIGNED)
 
 
-def decode(data: pa.Buffer) -> tuple[KeyRun, Origin]:
-    """The run, whose pairs lie in ``data``. Raises RunDamaged when a single byte differs from what was written."""
+Read = Callable[[int, int], bytes]
+"""Size and place → the file's bytes there."""
+
+
+def decode(data: pa.Buffer, read: Read | None = None) -> tuple[KeyRun, Origin]:
+    """The run, whose pairs lie in ``data``. ``read``: gives the same bytes without keeping other threads waiting for the disk. Raises RunDamaged when a
+    single byte differs from what was written."""
     try:
-        return _decoded(data)
+        return _decoded(data, read or (lambda size, at: data.slice(at, size).to_pybytes()))
     except (ValueError, KeyError, TypeError, IndexError, OverflowError, struct.error) as error:
         raise RunDamaged(f"not a run ({type(error).__name__})") from None
 
 
-def _decoded(data: pa.Buffer) -> tuple[KeyRun, Origin]:
+def _decoded(data: pa.Buffer, read: Read) -> tuple[KeyRun, Origin]:
     begin = len(_MAGIC) + _LENGTHS.size
     if data.slice(0, len(_MAGIC)).to_pybytes() != _MAGIC:
         raise RunDamaged("not a run")
@@ -89,8 +96,8 @@ def _decoded(data: pa.Buffer) -> tuple[KeyRun, Origin]:
     if data.size != start + 16 * count or any(data.slice(begin + length, start - begin - length).to_pybytes()):
         raise RunDamaged("it is longer or shorter than it says")
     parts = data.slice(start, 8 * count), data.slice(start + 8 * count)
-    for name, part in zip(("hashes", "positions"), parts, strict=True):
-        if google_crc32c.value(part) != int(header[name], 16):
+    for name, begins in (("hashes", start), ("positions", start + 8 * count)):
+        if _checksum(read, begins, 8 * count) != int(header[name], 16):
             raise RunDamaged(f"the checksum of its {name} differs")
     entries = Entries(np.frombuffer(parts[0], np.uint64), np.frombuffer(parts[1], np.int64)) if count else NO_ENTRIES
     schemas = [None if one is None else TopicSchema.from_json(one) for one in header["schemas"]]
@@ -98,6 +105,16 @@ def _decoded(data: pa.Buffer) -> tuple[KeyRun, Origin]:
     position, lsn = header["last"]
     run = KeyRun(header["low"], header["high"], header["chapter"], entries, turns, schemas[header["held"]], (position, lsn))
     return run, Origin(header["log"], header["history"], header["topic"], header["seed"])
+
+
+def _checksum(read: Read, at: int, size: int) -> int:
+    checksum, end = 0, at + size
+    while at < end:
+        piece = read(min(_PIECE_BYTES, end - at), at)
+        if not piece:
+            raise RunDamaged("it has become shorter")
+        checksum, at = google_crc32c.extend(checksum, piece), at + len(piece)
+    return int(checksum)
 
 
 def _some(schema: TopicSchema | None) -> TopicSchema:
@@ -114,9 +131,9 @@ def mapped(path: Path) -> tuple[KeyRun, Origin]:
         if not stat.S_ISREG(found.st_mode) or not found.st_size:
             raise RunDamaged("not a file with a run")
         data = mmap.mmap(fd, found.st_size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        return decode(pa.py_buffer(data), lambda size, at: os.pread(fd, size, at))
     finally:
         os.close(fd)
-    return decode(pa.py_buffer(data))
 
 
 def write(path: Path, run: KeyRun, origin: Origin, count: int, pieces: Iterable[Entries]) -> None:

@@ -22,7 +22,7 @@ Living = Callable[[TopicSchema, int], Iterable[tuple[I64, pa.Array]]]
 class KeyRun:
     """The pairs of one range (low, high] of a topic's positions, all of one chapter, and the turns there. Where a chapter begins in it, its
     positions are also those of the rows that were there before. ``held``: the definition at its end. ``last``: position and LSN of the last change
-    at or before its end, by which it is recognised as one of this log's; zeros where none is known."""
+    at or before its end, also where it lies before this range, by which the run is recognised as one of this log's; zeros: there is none."""
 
     low: int
     high: int
@@ -35,7 +35,7 @@ class KeyRun:
     @property
     def standing(self) -> RunStanding:
         """How the topic stands at its end."""
-        return RunStanding(self.high, self.chapter, self.held)
+        return RunStanding(self.high, self.chapter, self.held, self.last)
 
 
 class RunScan:
@@ -50,12 +50,11 @@ class RunScan:
         self._positions: list[I64] = []
         self._turns: list[Turn] = []
         self._done: list[KeyRun] = []
-        self._last = (0, 0)
         self.rows = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
         """A change of the table as a whole stands alone in its batch."""
-        _, chapter, held = self._standing
+        _, chapter, held, _ = self._standing
         turn = turn_of(batch, held)
         if turn is not None and turn.effect is TurnEffect.REKEYS:
             self._begin_chapter(turn, int(batch.column(LSN)[0].as_py()))
@@ -65,8 +64,8 @@ class RunScan:
         schema = topic_schema(batch.schema)
         if tells_rows_apart(schema) and batch.column(OP)[0].as_py() not in ALONE:
             self._add(keys(batch, schema), batch.column(POSITION).to_numpy())
-        self._standing = RunStanding(last_position(batch), chapter, schema)
-        self._last = last_position(batch), int(batch.column(LSN)[-1].as_py())
+        last = last_position(batch), int(batch.column(LSN)[-1].as_py())
+        self._standing = RunStanding(last_position(batch), chapter, schema, last)
 
     def runs(self, high: int) -> list[KeyRun]:
         """The changes taken since the last time, as runs that end at ``high``, up to which everything has been taken."""
@@ -85,8 +84,7 @@ class RunScan:
             for positions, texts in self._living(turn.schema, turn.at):
                 self._add(texts, positions)
         self._turns.append(turn)
-        self._last = turn.at, lsn
-        self._standing = RunStanding(turn.at - 1, turn.at, turn.schema)
+        self._standing = RunStanding(turn.at - 1, turn.at, turn.schema, (turn.at, lsn))
         self._end(turn.at)
 
     def _end(self, high: int) -> None:
@@ -94,11 +92,11 @@ class RunScan:
         low = self._low
         if high <= low:
             return
-        _, chapter, held = self._standing
+        _, chapter, held, last = self._standing
         entries = sorted_entries(
             np.concatenate([np.empty(0, np.uint64), *self._hashes]), np.concatenate([np.empty(0, np.int64), *self._positions])
         )
-        self._done.append(KeyRun(low, high, chapter, entries, tuple(self._turns), held, self._last))
+        self._done.append(KeyRun(low, high, chapter, entries, tuple(self._turns), held, last))
         self._hashes, self._positions, self._turns, self.rows = [], [], [], 0
-        self._standing = RunStanding(high, chapter, held)
+        self._standing = RunStanding(high, chapter, held, last)
         self._low = high

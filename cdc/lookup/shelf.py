@@ -83,6 +83,8 @@ class Shelf:
     names: frozenset[RunName] = frozenset()
     damaged: dict[Path, str] = field(default_factory=dict)
     foreign: dict[Path, str] = field(default_factory=dict)
+    seen: tuple[str, str, int] = ("", "", 0)
+    """The log's id, its history and its head when this was found."""
 
     @property
     def standing(self) -> RunStanding:
@@ -92,6 +94,10 @@ class Shelf:
     @property
     def turns(self) -> list[Turn]:
         return [turn for run in self.runs for turn in run.turns]
+
+    def of_the_log_of(self, now: Shelf) -> bool:
+        """Whether the log that this was found in has only grown since: else a copy was put back, and what was checked is to be checked again."""
+        return self.seen[:2] == now.seen[:2] and self.seen[2] <= now.seen[2]
 
 
 def opened(log: LogReader, folder: Path, topic: str, known: Shelf | None = None) -> Shelf:
@@ -109,6 +115,9 @@ def _opened(log: LogReader, folder: Path, topic: str, known: Shelf | None) -> Sh
     lineage, head = log.lineage(), log.head().position
     if lineage is None:
         return shelf
+    shelf.seen = lineage.log, lineage.histories[-1].id, head
+    if known is not None and not known.of_the_log_of(shelf):
+        known = None
     had = {RunName.of(run): (run, known.origin) for run in known.runs if known.origin} if known else {}
     for name in chain(shelf.names):
         path = folder / name.file
@@ -118,7 +127,7 @@ def _opened(log: LogReader, folder: Path, topic: str, known: Shelf | None) -> Sh
             shelf.damaged[path] = str(damage)
             break
         problem = _problem(name, run, (origin, shelf.origin or origin), topic, lineage, head)
-        if problem is None and name not in had and _is_of_another(log, topic, run):
+        if problem is None and name not in had and is_of_another(log, topic, run):
             problem = "the log has another change where it ends"
         if problem:
             shelf.foreign[path] = problem
@@ -128,14 +137,19 @@ def _opened(log: LogReader, folder: Path, topic: str, known: Shelf | None) -> Sh
     return shelf
 
 
-def _is_of_another(log: LogReader, topic: str, run: KeyRun) -> bool:
-    """Whether the log says another thing of the run's last change: it was put back from a copy, and has come by other changes since."""
+def is_of_another(log: LogReader, topic: str, run: KeyRun) -> bool:
+    """Whether the log says another thing of the run's last change, or has one between it and the run's end: it was put back from a copy, and has come by
+    other changes since."""
     position, lsn = run.last
+    clean = clean_from(log, topic)
+    # Below the clean point the log may name a place where it has no change any longer.
+    if log.last_change(topic, Position(run.high)) >= max(position + 1, clean):
+        return True
     if not position:
         return False
     for batch in log.changes_at(topic, np.array([position])):
         return bool(batch.column(LSN)[0].as_py() != lsn)
-    return position >= clean_from(log, topic)
+    return position >= clean
 
 
 def _problem(name: RunName, run: KeyRun, origins: tuple[Origin, Origin], topic: str, lineage: Lineage, head: int) -> str | None:

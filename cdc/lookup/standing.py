@@ -37,11 +37,13 @@ class Turn:
 
 
 class RunStanding(NamedTuple):
-    """How a topic stands at a position, and so how what follows is to be taken. ``chapter``: where the present one began; 0: the first."""
+    """How a topic stands at a position, and so how what follows is to be taken. ``chapter``: where the present one began; 0: the first.
+    ``last``: position and LSN of its last change there; zeros: none."""
 
     at: int
     chapter: int
     held: TopicSchema | None
+    last: tuple[int, int] = (0, 0)
 
 
 class AsOf(NamedTuple):

@@ -30,6 +30,9 @@ RUN_POSITIONS: Final = 100_000
 RUN_S: Final = 30.0
 """… or so long after it. Each run costs a file and two waits for the disk."""
 
+JOIN_S: Final = 15.0
+"""A disk that hangs keeps nobody from ending: what was not written is written by the next process."""
+
 _log = structlog.get_logger("lookup")
 
 
@@ -54,7 +57,9 @@ class Keeping:
         self._in_force = in_force or (lambda: settings)
         self._free = free
         self._kept: dict[str, RunUpkeep] = {}
-        self._written_at: dict[str, float] = {}
+        self._tried_at: dict[str, float] = {}
+        self._failed: dict[str, str] = {}
+        """What went wrong with a topic the last time it was tried."""
         self._problem: str | None = None
         self._noted: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="lookup", daemon=True)
@@ -63,9 +68,9 @@ class Keeping:
         self._thread.start()
 
     def join(self) -> None:
-        """After ``stop`` was set. Ends within one batch."""
+        """After ``stop`` was set. Ends within one batch, or without it."""
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(JOIN_S)
 
     def alarm(self) -> str | None:
         """Why look-ups are not being kept up, with what helps; else None."""
@@ -88,24 +93,37 @@ class Keeping:
         """Brings every topic's runs up to date. Notes in ``problems`` what went wrong, with which capture goes on. Raises KeepingEnds."""
         with self._noting(problems):
             log = self._in_force().log
-            topics = [topic for topic in reader.topics() if log.looks_up(topic.table)]
+            if not any(options.lookup for options in log.tables.values()):
+                self._kept.clear()
+                self._remove_others(set())
+                return
+            topics = [topic for topic in reader.topics() if log.looks_up(topic.table) and topic.kept_from <= 1]
             for name in self._kept.keys() - {topic.name for topic in topics}:
                 del self._kept[name]
             self._remove_others({topic.name for topic in topics})
             for topic in topics:
-                with self._noting(problems):
+                said: list[str] = []
+                with self._noting(said):
                     self._keep(reader, topic)
+                if said:
+                    self._failed[topic.name] = said[0]
+                problems += [self._failed[topic.name]] if topic.name in self._failed else []
 
     def _keep(self, reader: LogReader, topic: Topic) -> None:
         upkeep = self._kept.get(topic.name)
         if upkeep is None:
             upkeep = self._kept[topic.name] = RunUpkeep(reader, self._settings.log.dir, topic.name, self._go_on)
         upkeep.look()
-        since = time.monotonic() - self._written_at.get(topic.name, -RUN_S)
-        if topic.last > upkeep.reached and (topic.last - upkeep.reached >= RUN_POSITIONS or since >= RUN_S):
+        since = time.monotonic() - self._tried_at.get(topic.name, -RUN_S)
+        far = topic.last - upkeep.reached >= RUN_POSITIONS and topic.name not in self._failed
+        if topic.last > upkeep.reached and (far or since >= RUN_S):
+            # Before it is tried: what fails has read much of the log, and is not to do so again at every look.
+            self._tried_at[topic.name] = time.monotonic()
             while upkeep.advance():
                 pass
-            self._written_at[topic.name] = time.monotonic()
+            self._failed.pop(topic.name, None)
+        elif topic.last <= upkeep.reached:
+            self._failed.pop(topic.name, None)
         upkeep.thin(topic)
 
     def _remove_others(self, wanted: set[str]) -> None:

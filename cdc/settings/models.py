@@ -230,6 +230,19 @@ class Log(Strict):
                 raise ValueError('cleanup = "delete" needs retain_hours or retain_mb')
         return self
 
+    @model_validator(mode="after")
+    def _what_is_looked_up_stays(self) -> Self:
+        for pattern in self.tables:
+            alike = [
+                options for other, options in self.tables.items() if other in (pattern, "*", "*.*") or matches((other,), pattern)
+            ]
+            cleanup = next((one.cleanup for one in reversed(alike) if one.cleanup is not None), self.cleanup)
+            if cleanup == "delete" and next((one.lookup for one in reversed(alike) if one.lookup is not None), False):
+                raise ValueError(
+                    f'{pattern}: lookup = true needs the whole table, which cleanup = "delete" does not keep; leave out one of them'
+                )
+        return self
+
     def cleanup_of(self, table: Qualified) -> Cleanup:
         """How this table's changes are kept."""
         return self._last(table, lambda options: options.cleanup) or self.cleanup

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc.errors import ConfigError, LookupBehind, PositionGone
+from cdc.errors import ConfigError, LogReplaced, LookupBehind, PositionGone
 from cdc.log.contract import LogReader
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.lookup import entries, lookup, shelf
@@ -296,3 +296,62 @@ def test_a_run_that_names_changes_which_the_log_does_not_have_is_made_again(log:
         assert not file.exists()
         keep(log)
         assert found.rows("public.orders", Position(1099), pa.array(["1"])).positions.tolist() == [41]
+
+
+@pytest.mark.parametrize("before", [0, 20])
+def test_a_run_is_not_believed_where_the_log_has_changes_between_its_last_one_and_its_end(
+    log: Log, tmp_path: Path, before: int
+) -> None:
+    """A copy of the log was put back beside newer runs, and another table's changes had been where the topic's are now."""
+    log.put(upserts(PAIRS, 1, [{"a": "x", "b": "y", "v": "1"}]))
+    if before:
+        log.put(*(batch(NARROW, [(Op.UPDATE, at, order(1, "old"))]) for at in range(2, before)))
+        keep(log)
+    log.close()
+    older = tmp_path / "older"
+    shutil.copytree(log.root, older)
+    again = Log(log.root)
+    begin = max(before, 2)
+    again.put(*(upserts(PAIRS, at, [{"a": "x", "b": "y", "v": "1"}]) for at in range(begin, 31)))
+    keep(again)
+    again.close()
+    shutil.copytree(log.root / "lookup", older / "lookup", dirs_exist_ok=True)
+    rest = Log(older)
+    rest.put(*(batch(NARROW, [(Op.UPDATE, at, order(1, "new"))]) for at in range(begin, 31)))
+    assert answers(older, 30, ["1"])["1"][0] == 30
+    keep(rest)
+    assert answers(older, 30, ["1"], tail_rows=0)["1"][0] == 30
+    rest.close()
+
+
+def test_a_run_that_names_other_keys_changes_gives_no_older_row(log: Log) -> None:
+    filled(log)
+    (file,) = keep(log)
+    run, origin = mapped(file)
+    pairs = Entries(run.entries.hashes, np.where(run.entries.positions == 41, 42, run.entries.positions))
+    write(file, replace(run, entries=pairs), origin, pairs.pairs, [pairs])
+    with closing(EmbeddedLogReader(log.root)) as reader, closing(Lookup(reader, log.root)) as found:
+        with pytest.raises(LookupBehind, match="named position 42"):
+            found.rows("public.orders", Position(60), pa.array(["1"]))
+        assert not file.exists()
+        assert found.rows("public.orders", Position(60), pa.array(["1"])).positions.tolist() == [41]
+
+
+def test_what_was_read_into_memory_is_given_up_when_a_copy_of_the_log_is_put_back(log: Log) -> None:
+    filled(log)
+    log.close()
+    older = log.root.with_name("older")
+    shutil.copytree(log.root, older)
+    with closing(EmbeddedLogReader(log.root)) as reader, closing(Lookup(reader, log.root)) as found:
+        lost = Log(log.root)
+        lost.put(batch(NARROW, [(Op.UPDATE, 61, order(1, "lost"))]))
+        lost.close()
+        assert found.rows("public.orders", Position(61), pa.array(["1"])).positions.tolist() == [61]
+        log.root.rename(log.root.with_name("before"))
+        older.rename(log.root)
+        rest = Log(log.root)
+        rest.put(upserts(PAIRS, 61, [{"a": "x", "b": "y", "v": "1"}]), batch(NARROW, [(Op.UPDATE, 62, order(2, "found"))]))
+        with pytest.raises(LogReplaced):
+            reader.wait(Position(62), 5.0)  # said to somebody else
+        assert found.rows("public.orders", Position(62), pa.array(["1", "2"])).positions.tolist() == [41, 62]
+        rest.close()

@@ -60,6 +60,19 @@ def test_the_named_tables_are_kept_and_no_others(log: Log) -> None:
     assert list((log.root / FOLDER).iterdir()) == []
 
 
+def test_what_is_deleted_by_age_cannot_be_looked_up(log: Log) -> None:
+    gone = {"cleanup": "delete", "retain_hours": 1}
+    for tables, options in (
+        ({"public.orders": {"lookup": True, **gone}}, {}),
+        (LOOKED_UP, gone),
+        ({"public.*": {"lookup": True}, "public.orders": gone}, {}),
+    ):
+        with pytest.raises(ValueError, match="lookup = true needs the whole table"):
+            settings(log, tables, **options)
+    settings(log, {"public.*": {"cleanup": "keep"}, "public.orders": {"lookup": True}}, **gone)
+    settings(log, {"public.*": {"lookup": True}, "public.orders": {"lookup": False, **gone}})
+
+
 def test_a_run_is_written_for_many_changes_or_after_a_while(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     keeping = Keeping(settings(log, LOOKED_UP), threading.Event())
     folder = folder_of(log.root, "public.orders")
@@ -131,3 +144,17 @@ def test_pairs_of_changes_that_compaction_has_dropped_go_too(log: Log, monkeypat
         assert np.array_equal(before.positions, after.positions)
     with closing(EmbeddedLogReader(log.root)) as reader, closing(Lookup(reader, log.root, tail_rows=0)) as fresh:
         assert np.array_equal(fresh.rows("public.orders", Position(end), asked).positions, before.positions)
+
+
+def test_what_failed_is_not_read_again_at_every_look_and_stays_said(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "RUN_POSITIONS", 1)
+    full = Keeping(settings(log, LOOKED_UP, reserve_mb=1), threading.Event(), free=lambda _: 10**6)
+    said = looked(full, log)
+    assert len(said) == 1
+    monkeypatch.setattr(upkeep.RunUpkeep, "advance", lambda _: pytest.fail("read again"))
+    assert looked(full, log) == said
+
+
+def test_where_no_table_is_looked_up_nothing_is_asked_of_the_log(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EmbeddedLogReader, "topics", lambda _: pytest.fail("asked"))
+    assert looked(Keeping(settings(log, {}), threading.Event()), log) == []
