@@ -45,7 +45,11 @@ class EmbeddedTiering:
 
     def begin(self) -> None:
         self._check_place()
-        if tier_of(self._places.root) != self._tier:
+        try:
+            known = tier_of(self._places.root)
+        except LogAway:
+            known = None  # damaged
+        if known != self._tier:
             TIER.save(self._places.root / TIER_FILE, self._tier)
 
     def closed(self, upto: int) -> Iterator[SealedPlace]:

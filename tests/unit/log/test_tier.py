@@ -360,6 +360,8 @@ def test_a_lost_or_damaged_tier_file_is_named_and_written_again(log: EmbeddedLog
         with pytest.raises(LogAway, match="nothing says where"):
             read(root)
         moves.begin()
+        (root / "tier.json").write_text("{")
+        moves.begin()
     assert tier_of(root) == TierPlace(f"file://{root.parent}/tier", PLENTY)
     assert read(root) == ALL
 
