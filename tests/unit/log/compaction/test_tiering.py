@@ -121,6 +121,7 @@ def test_addresses(url: str) -> None:
     [
         "bucket", "s3:/bucket", "s3://", "s3://key:secret@bucket/a", "s3://bucket/a?secret_key=x", "gs://bucket/a?region=x", "file://relative",
         "file:///a?x=y", "s3://bucket/a#b", "ftp://host/a", "s3://bucket/user@a",
+        "s3://bucket/a?endpoint_override=http://user:pw%40host",
     ],
 )  # fmt: skip
 def test_what_is_no_address_or_holds_a_secret_is_refused(url: str) -> None:
