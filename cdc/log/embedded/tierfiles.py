@@ -146,6 +146,7 @@ class EmbeddedTiering:
 
     def sweep(self) -> int:
         log_id = self._log_id()
+        self._empty_cache(log_id)
         here = f"{log_id:016x}"
         present = self._store.keys(here)
         # Listed after the tier: nothing is put away in between, and what was brought back since may go.
@@ -160,6 +161,14 @@ class EmbeddedTiering:
         for key in strays:
             self._store.remove(key)
         return len(strays)
+
+    def _empty_cache(self, log_id: int) -> None:
+        digests = set()
+        for folder in self._folders():
+            for name in self._away(folder):
+                with suppress(FileNotFoundError, LogCorrupt):  # compaction has replaced it; or whoever reads it says so
+                    digests.add(read_stub(folder / name.away, name, log_id).digest)
+        Cache(self._places).keep_only(digests)
 
     def _folders(self) -> list[Path]:
         return sorted(self._places.topics.iterdir())
