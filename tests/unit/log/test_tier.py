@@ -389,6 +389,25 @@ def test_an_address_that_is_none(url: str) -> None:
     assert "secret" not in refused.value.line()
 
 
+def test_compaction_reads_on_when_a_file_is_brought_back(
+    log: EmbeddedLogWriter, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(tiering(log, root)) as moves:
+        all_away(moves)
+        closed, *_ = log.upkeep.ranges(TOPIC)
+        expected = positions_in(log.upkeep.batches(closed))
+        fetched = away.Cache.fetched
+
+        def meanwhile(cache: away.Cache, path: Path, stub: away.Stub) -> Path:
+            monkeypatch.undo()
+            all_back(moves)
+            shutil.rmtree(root / "cache")
+            return fetched(cache, path, stub)
+
+        monkeypatch.setattr(away.Cache, "fetched", meanwhile)
+        assert positions_in(log.upkeep.batches(closed)) == expected
+
+
 def test_columns_and_last_changes_of_what_is_away(log: EmbeddedLogWriter, root: Path) -> None:
     with closing(tiering(log, root)) as moves:
         all_away(moves)
