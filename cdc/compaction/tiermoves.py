@@ -15,13 +15,15 @@ import structlog
 from cdc.compaction.merge import Interrupted
 from cdc.compaction.worker import LONGEST_PAUSE_S, LOOK_S, NICE
 from cdc.diskspace import described
-from cdc.errors import HeadwaterError
+from cdc.errors import HeadwaterError, LogCorrupt
 from cdc.log.contract import LogTiering, LogWriter
 from cdc.log.home import open_reader, tiering_of
 from cdc.replay.place import cut_before_time
 from cdc.settings.models import Settings, Tier
 
 SWEEP_S: Final = 3600.0
+GIVE_UP: Final = 2
+"""After so many failures one behind the other the store, or the disk, is taken not to answer at all: the next look asks again."""
 JOIN_S: Final = 15.0
 """A store that hangs keeps nobody from ending: what it was asked for is asked for again."""
 
@@ -70,23 +72,39 @@ class Tiering:
                     self._note(error)
 
     def look(self, now_s: float) -> None:
-        """Moves what is to be moved now. Raises as LogTiering does; what was moved before stays moved."""
+        """Moves what is to be moved now, and goes on behind a file that fails. Raises as LogTiering does, the first failure at the end; what was moved
+        stays moved."""
         self._moves.begin()
         with closing(open_reader(self._folder)) as reader:
             end_us = min(time.time_ns() // 1000, reader.head().commit_ts_us)
             old = 2**62 if self._tier.back else cut_before_time(reader, end_us - int(self._tier.after_hours * 3_600_000_000))
-        moved = size = 0
+        failed = self._move(old)
+        if now_s - self._swept >= SWEEP_S:
+            try:
+                self._moves.sweep()
+                self._swept = now_s
+            except (HeadwaterError, OSError) as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _move(self, old: int) -> Exception | None:
+        """Returns what failed first."""
+        moved = size = in_a_row = 0
+        first: Exception | None = None
         for place in self._moves.closed(old):
-            if place.away is self._tier.back:
+            if place.away is self._tier.back and in_a_row < GIVE_UP:
                 self._go_on()
-                done = self._moves.bring_back(place) if self._tier.back else self._moves.put_away(place, self._go_on)
-                moved, size = moved + bool(done), size + done
+                try:
+                    done = self._moves.bring_back(place) if self._tier.back else self._moves.put_away(place, self._go_on)
+                except (HeadwaterError, OSError) as error:
+                    first, in_a_row = first or error, in_a_row + (not isinstance(error, LogCorrupt))
+                else:
+                    moved, size, in_a_row = moved + bool(done), size + done, 0
         if moved:
             way = "back from" if self._tier.back else "to"
             _log.info(f"{moved} sealed files went {way} the log's tier", facts={"files": moved, "bytes": size})
-        if now_s - self._swept >= SWEEP_S:
-            self._moves.sweep()
-            self._swept = now_s
+        return first
 
     def _go_on(self) -> None:
         if self._stop.is_set():

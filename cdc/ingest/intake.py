@@ -13,7 +13,7 @@ import pyarrow as pa
 from cdc.capture.toast import ToastMemory
 from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
-from cdc.errors import PositionGone
+from cdc.errors import LogAway, PositionGone
 from cdc.inbox.writerside import Inbox
 from cdc.ingest.ports import Gauge
 from cdc.log.contract import LogReader, LogWriter, captured
@@ -61,12 +61,23 @@ class Intake:
         known = identity.recorded(self.folder)
         if known is not None and memory.position < known.since_position:
             memory.begin_at(known.since_position)
+        try:
+            self._learn(head.position)
+        except LogAway:
+            # Capture waits for no tier. A value may have changed in what was not read, under any name that its table has had, so none is
+            # believed: the database is asked for them.
+            memory.begin_at(head.position)
+        crashpoint("capture.toast_caught_up")
+        memory.commit(head.position)
+
+    def _learn(self, upto: Position) -> None:
+        memory = self.memory
         with closing(open_reader(self.folder)) as reader:
             homes: dict[int, set[str]] = defaultdict(set)
             for topic in [topic for topic in captured(reader) if topic.last > memory.position]:
                 if topic.kept_from - 1 > memory.position:
                     memory.forget(topic.table.oid)  # a value may have changed in what is gone
-                for batch in _all_behind(reader, topic.name, Position(memory.position), head.position):
+                for batch in _all_behind(reader, topic.name, Position(memory.position), upto):
                     memory.learn(batch)
                     homes[table_of(batch.schema).oid].add(topic.name)
         # Rows that were held back are not in the log: what it has of their keys may be older than what the stream has brought since.
@@ -75,8 +86,6 @@ class Intake:
         # A table that has changed its name lies in several topics, which were not read in the order of its changes.
         for oid in (oid for oid, topics in homes.items() if len(topics) > 1):
             memory.forget(oid)
-        crashpoint("capture.toast_caught_up")
-        memory.commit(head.position)
 
     def back_to_durable(self) -> None:
         """Forgets what a stream has brought since the last commit. Raises what the snapshot has failed with meanwhile."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, TypeVar
+from urllib.parse import unquote
 
 import structlog
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
@@ -182,7 +183,7 @@ class Tier(Strict):
         found = re.fullmatch(r"(?:s3|gs)://[a-z0-9][a-z0-9._-]+(?:/[^?#@]*)?(\?[^#@]*)?|file:///[^?#]+", url)
         options = (found[1] or "?")[1:].split("&") if found else []
         known = ("", "region", "endpoint_override", "scheme") if url.startswith("s3:") else ("",)
-        if found is None or any(option.partition("=")[0] not in known for option in options):
+        if found is None or any(option.partition("=")[0] not in known or "@" in unquote(option) for option in options):
             raise ValueError(
                 "not an address of a tier; write s3://bucket/folder, gs://bucket/folder or file:///folder, without credentials"
             )

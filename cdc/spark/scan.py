@@ -95,6 +95,10 @@ def _from_parquet(
     schema = from_arrow_schema(rows_schema(shape))
     held = StructType([StructField(OP, ByteType()) if field.name == OP else field for field in schema])
     options = {"parquet.page.verify-checksum.enabled": "true", "datetimeRebaseMode": "CORRECTED"}
+    options |= {
+        "ignoreMissingFiles": "false",
+        "ignoreCorruptFiles": "false",
+    }  # whatever the session says: nothing may be left out in silence
     frame = spark.read.schema(held).options(**options).parquet(*(_literal(file.path) for file in files))
     if files[0].first <= after or files[-1].last > upto:
         frame = frame.where((F.col(POSITION) > after) & (F.col(POSITION) <= upto))

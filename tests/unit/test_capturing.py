@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Event
@@ -9,11 +10,14 @@ import pyarrow as pa
 import pytest
 
 from cdc.capture.toast import ToastMemory
+from cdc.errors import LogAway
+from cdc.ingest import intake
 from cdc.ingest.intake import Intake
 from cdc.ingest.process import _pause
+from cdc.log.contract import LogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op, batch_schema
-from cdc.model.position import Lsn
+from cdc.model.position import Lsn, Position
 from cdc.model.table import Column, Table
 from cdc.source import identity
 from cdc.source.identity import Identity
@@ -42,6 +46,23 @@ def test_a_lost_toast_memory_learns_nothing_from_before_the_last_rebuild(tmp_pat
             assert memory.position == 2
 
 
+def test_capture_waits_for_no_tier_when_the_toast_memory_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(reader: LogReader, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
+        yield from reader.read(topic, after, Position(min(upto, 2)))
+        if upto > 2:
+            raise LogAway("the tier is down", hint="wait")
+
+    with closing(EmbeddedLogWriter(tmp_path)) as writer:
+        for position, table in enumerate((DOCS, NOTES, DOCS), 1):
+            writer.append(wide(table, position))
+            writer.commit(Lsn(position), 0)
+        monkeypatch.setattr(intake, "_all_behind", away)
+        with closing(ToastMemory(tmp_path / "toast.db")) as memory:
+            Intake(tmp_path, writer, memory, Mock(), Mock()).catch_up()
+            assert memory.position == 3
+            assert not memory.knows(DOCS)
+
+
 def test_a_commit_of_nothing_wide_is_not_read_again_by_a_new_connection_but_by_a_new_process(tmp_path: Path) -> None:
     """The file says only how far something wide came, so that nothing is written for each narrow commit."""
     with closing(EmbeddedLogWriter(tmp_path)) as writer:
@@ -63,6 +84,6 @@ def test_a_commit_of_nothing_wide_is_not_read_again_by_a_new_connection_but_by_a
 def test_a_disk_that_refuses_what_was_handed_over_does_not_end_the_wait_for_the_source(tmp_path: Path) -> None:
     """The next attempt to reach the source comes all the same, and shows what is the matter."""
     inbox = Mock(serve=Mock(side_effect=[OSError(28, "full"), True, False, *[False] * 100]))
-    intake = Intake(tmp_path, Mock(head=Mock(position=0)), Mock(), Mock(), Mock(), inbox=inbox)
-    _pause(0.3, intake, Event())
+    capture = Intake(tmp_path, Mock(head=Mock(position=0)), Mock(), Mock(), Mock(), inbox=inbox)
+    _pause(0.3, capture, Event())
     assert inbox.serve.call_count > 2

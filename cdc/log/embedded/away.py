@@ -127,6 +127,12 @@ class Cache:
     def forget(self, copy: Path) -> None:
         copy.unlink(missing_ok=True)
 
+    def keep_only(self, digests: set[str]) -> None:
+        """The copies of what is away no longer go: what the log has dropped must not stay readable here. Who has one open keeps it so long."""
+        for copy in self._folder.glob("*.parquet"):
+            if not copy.name.startswith(ASIDE) and copy.stem not in digests:
+                copy.unlink(missing_ok=True)
+
     def _is_there(self, copy: Path, stub: Stub) -> bool:
         try:
             os.utime(copy)  # the one that was used longest ago is pushed out first

@@ -109,12 +109,24 @@ _MOST_DIGITS: Final = 18
 
 def _whole_numbers(schema: pa.Schema) -> Iterator[str]:
     """The columns that Parquet stores as whole numbers, by their paths in the file: a batch's own, and those of the rows in a list."""
-    for field in schema:
+    for field in _told_apart(schema):
         if pa.types.is_list(field.type):
             rows = field.type.value_field
-            yield from (f"{field.name}.list.{rows.name}.{one.name}" for one in rows.type if _is_whole(one.type))
+            yield from (f"{field.name}.list.{rows.name}.{one.name}" for one in _told_apart(rows.type) if _is_whole(one.type))
         elif _is_whole(field.type):
             yield field.name
+
+
+def _told_apart(fields: Iterable[pa.Field]) -> list[pa.Field]:
+    """Those whose paths can be no other's. Parquet joins a path's names by dots, and a column's name may hold dots: what is said of one path would
+    be taken as said of any that reads the same, whatever its type."""
+    fields = list(fields)
+    names = {field.name for field in fields}
+    alike: set[str] = set()
+    for name in names:
+        before = [name[:at] for at, letter in enumerate(name) if letter == "." and name[:at] in names]
+        alike.update(before, [name] if before else [])
+    return [field for field in fields if field.name not in alike]
 
 
 def _is_whole(kind: pa.DataType) -> bool:

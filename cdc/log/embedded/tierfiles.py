@@ -45,7 +45,11 @@ class EmbeddedTiering:
 
     def begin(self) -> None:
         self._check_place()
-        if tier_of(self._places.root) != self._tier:
+        try:
+            known = tier_of(self._places.root)
+        except LogAway:
+            known = None  # damaged
+        if known != self._tier:
             TIER.save(self._places.root / TIER_FILE, self._tier)
 
     def closed(self, upto: int) -> Iterator[SealedPlace]:
@@ -142,6 +146,7 @@ class EmbeddedTiering:
 
     def sweep(self) -> int:
         log_id = self._log_id()
+        self._empty_cache(log_id)
         here = f"{log_id:016x}"
         present = self._store.keys(here)
         # Listed after the tier: nothing is put away in between, and what was brought back since may go.
@@ -156,6 +161,14 @@ class EmbeddedTiering:
         for key in strays:
             self._store.remove(key)
         return len(strays)
+
+    def _empty_cache(self, log_id: int) -> None:
+        digests = set()
+        for folder in self._folders():
+            for name in self._away(folder):
+                with suppress(FileNotFoundError, LogCorrupt):  # compaction has replaced it; or whoever reads it says so
+                    digests.add(read_stub(folder / name.away, name, log_id).digest)
+        Cache(self._places).keep_only(digests)
 
     def _folders(self) -> list[Path]:
         return sorted(self._places.topics.iterdir())

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,7 @@ CHUNK_BYTES: Final = 4 * 2**20
 CONNECT_S: Final = 5.0
 REQUEST_S: Final = 10.0
 ATTEMPTS: Final = 3
+RETRY_TIME: Final = timedelta(seconds=30)
 _WITHOUT_FOLDERS: Final = ("s3", "gcs", "abfs")
 _S3_OPTIONS: Final = ("region", "endpoint_override", "scheme")
 _CODE: Final = re.compile(r"AWS Error ([A-Z_]+)(?: \(HTTP status (\d{3})\))?")
@@ -122,6 +124,8 @@ def filesystem_of(url: str) -> tuple[fs.FileSystem, str]:
             raise ValueError
         if parts.scheme != "s3":
             filesystem, path = fs.FileSystem.from_uri(url)
+            if parts.scheme == "gs":  # by itself it tries for a quarter of an hour
+                filesystem = fs.GcsFileSystem(retry_time_limit=RETRY_TIME)
             return filesystem, path.rstrip("/")
         options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
         if not parts.netloc or "@" in parts.netloc or not options.keys() <= set(_S3_OPTIONS):

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.log.contract import ClosedRange
+from cdc.log.embedded.away import Moved
 from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.names import LogPlaces, Sealed, digest_of
 from cdc.log.embedded.reader import EmbeddedLogReader
@@ -28,6 +29,7 @@ from cdc.log.embedded.sealedsegment import Only, SealedSegment, encode, sealed_i
 from cdc.log.embedded.sealer import put
 from cdc.log.embedded.segment import SegmentPlace
 from cdc.log.embedded.topicindex import TopicIndex
+from cdc.model.batch import last_position
 
 
 class _Dropped(NamedTuple):
@@ -78,8 +80,13 @@ class EmbeddedUpkeep:
         index = self._index(closed.topic)
         parts = index.parts["segment"]
         run = index.run(int(parts.searchsorted(closed.first, "left")), int(parts.searchsorted(closed.first, "right")))
-        sealed = SealedSegment(self._places.folder(closed.topic), run, self._place(index, run.segment))
-        yield from sealed.batches(0, run.last, only)
+        folder, place, done = self._places.folder(closed.topic), self._place(index, run.segment), 0
+        try:
+            for batch in SealedSegment(folder, run, place).batches(0, run.last, only):
+                yield batch
+                done = last_position(batch)
+        except Moved:  # a file has been brought back
+            yield from SealedSegment(folder, run, place).batches(done, run.last, only)
 
     def rewrite(self, topic: str, first: int, last: int, batches: Iterable[pa.RecordBatch]) -> int:
         self._check_place()
@@ -186,7 +193,8 @@ class EmbeddedUpkeep:
 
     def _remove(self, dropped: _Dropped) -> None:
         folder = self._places.folder(dropped.topic)
-        for name in sealed_in(folder):
+        # Listed twice, because a listing may miss both the file and the stub that takes its place meanwhile.
+        for name in dict.fromkeys([*sealed_in(folder), *sealed_in(folder)]):
             if name.generation < dropped.generation and dropped.first <= name.first and name.last <= dropped.last:
                 # The file first: whoever is putting it away finds that it is gone, and takes back the stub.
                 for file in (name.file, name.away):

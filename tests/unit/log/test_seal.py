@@ -21,6 +21,7 @@ from cdc.log.embedded import sealedsegment as sealed
 from cdc.log.embedded.names import sealed_of
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.sealedsegment import LARGE_BYTES
+from cdc.log.embedded.segment import SegmentPlace
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.views import joined
 from cdc.model.batch import EXACT_TYPE, batch_schema, table_of
@@ -343,3 +344,28 @@ def test_after_sealing_the_newest_segment_appends_go_on_in_a_new_one(tmp_path: P
     reader = EmbeddedLogReader(root)
     assert everything(reader) == expected(batches, [ORDERS] * 3)
     assert reader.topics()[0].table == ORDERS
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("id", "_cdc_before.list.element.id"),
+        ("_cdc_exact.key_value.key",),
+        ("a", "_cdc_before.list.element.a", "_cdc_before.list.element", "_cdc.x"),
+        ("a.b", "b", "_cdc_exact.key_value", "_cdc_exact.key_value.value"),
+    ],
+)
+def test_a_column_whose_name_reads_like_another_ones_path_is_sealed(names: tuple[str, ...]) -> None:
+    """What Parquet's writer is told of one path it takes as said of all that read the same."""
+    whole = [pa.field(name, pa.string() if name.startswith("_cdc_before.") else pa.int64()) for name in names]
+    before = pa.field(
+        "_cdc_before", pa.list_(pa.field("element", pa.struct([pa.field(name, pa.int64()) for name in ("id", "a", "a.b")])))
+    )
+    table = Table(1, "public", "t", (Column("key", INT8, key=True),))
+    schema = pa.schema([*batch_schema(table), *whole, before], batch_schema(table).metadata)
+    rows = pa.Table.from_pylist(
+        [{"_cdc_position": 1, "_cdc_op": 1, "_cdc_lsn": 7, "_cdc_exact": [("key", "x")], "key": 1}], schema
+    ).to_batches()
+    ((name, data),) = sealed.encode(SegmentPlace(1, 1, table.qualified, 1), rows)
+    assert name.rows == 1
+    assert pq.read_table(pa.BufferReader(data)).to_pylist() == rows[0].to_pylist()

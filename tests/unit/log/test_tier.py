@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -142,6 +143,7 @@ def test_opening_and_appending_need_no_tier(log: EmbeddedLogWriter, root: Path) 
 def test_replaced_files_leave_the_tier_after_the_log(log: EmbeddedLogWriter, root: Path) -> None:
     with closing(tiering(log, root)) as moves:
         all_away(moves)
+        assert read(root) == ALL
         (one, _, _), (_, two, _), *_ = runs(root)
         replace(log, root, one, two, [3])
         log.commit()
@@ -149,8 +151,10 @@ def test_replaced_files_leave_the_tier_after_the_log(log: EmbeddedLogWriter, roo
         assert moves.sweep() == 0, "the stubs still name them"
         log.upkeep.remove_replaced()
         assert read(root) == [3, *(position for position in ALL if position > two)]
+        held = len(copies(root))
         assert moves.sweep() == 2
         assert len(objects(root)) == number - 2
+        assert len(copies(root)) == held - 2, "what is no longer kept stays readable nowhere"
         assert all_away(moves) == 1, "what has replaced them"
         assert read(root) == [3, *(position for position in ALL if position > two)]
 
@@ -360,6 +364,8 @@ def test_a_lost_or_damaged_tier_file_is_named_and_written_again(log: EmbeddedLog
         with pytest.raises(LogAway, match="nothing says where"):
             read(root)
         moves.begin()
+        (root / "tier.json").write_text("{")
+        moves.begin()
     assert tier_of(root) == TierPlace(f"file://{root.parent}/tier", PLENTY)
     assert read(root) == ALL
 
@@ -381,6 +387,25 @@ def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
         tierstore.TierStore(url)
     assert "secret" not in refused.value.line()
+
+
+def test_compaction_reads_on_when_a_file_is_brought_back(
+    log: EmbeddedLogWriter, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(tiering(log, root)) as moves:
+        all_away(moves)
+        closed, *_ = log.upkeep.ranges(TOPIC)
+        expected = positions_in(log.upkeep.batches(closed))
+        fetched = away.Cache.fetched
+
+        def meanwhile(cache: away.Cache, path: Path, stub: away.Stub) -> Path:
+            monkeypatch.undo()
+            all_back(moves)
+            shutil.rmtree(root / "cache")
+            return fetched(cache, path, stub)
+
+        monkeypatch.setattr(away.Cache, "fetched", meanwhile)
+        assert positions_in(log.upkeep.batches(closed)) == expected
 
 
 def test_columns_and_last_changes_of_what_is_away(log: EmbeddedLogWriter, root: Path) -> None:
@@ -411,3 +436,10 @@ def test_a_store_waits_for_what_is_away_and_goes_on(log: EmbeddedLogWriter, root
         assert (follower.applied, follower.status.state) == (log.head, "following")
         follower.close()
     assert len(STORES[name].rows[TOPIC]) == len(ALL)
+
+
+def test_googles_storage_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, timedelta] = {}
+    monkeypatch.setattr(tierstore.fs, "GcsFileSystem", lambda **options: asked.update(options))
+    assert tierstore.filesystem_of("gs://bucket/a/b")[1] == "bucket/a/b"
+    assert asked["retry_time_limit"] <= timedelta(seconds=60)

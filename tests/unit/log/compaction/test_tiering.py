@@ -14,6 +14,7 @@ from pydantic import SecretStr, ValidationError
 
 from cdc.compaction.merge import Interrupted
 from cdc.compaction.tiermoves import Tiering, tiering_for
+from cdc.errors import LogAway
 from cdc.log.contract import LogTiering
 from cdc.log.embedded.away import TierPlace as Place
 from cdc.log.embedded.names import LogPlaces
@@ -81,6 +82,33 @@ def test_it_moves_what_is_old_says_what_keeps_it_and_goes_on(quick_folder: Path,
         assert positions(quick_folder) == list(range(1, 32))
 
 
+def test_a_file_that_fails_keeps_no_other_from_going(quick_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = faulty(monkeypatch)
+    with closing(EmbeddedLogWriter(quick_folder / "log", segment_bytes=4096, disk=QuickDisk())) as writer:
+        grown(writer, 30)
+        writer.drain_seals()
+        thread = thread_of(settings_of(quick_folder), writer, threading.Event())
+        store.faults["put"] = [OSError(SLOW_DOWN)]
+        with pytest.raises(LogAway):
+            thread.look(0.0)
+        assert "list" in store.calls, "it sweeps all the same"
+        some = stubs(quick_folder)
+        assert some > 1
+        thread.look(0.0)
+        assert stubs(quick_folder) == some + 1
+
+
+def test_a_store_that_does_not_answer_is_not_asked_for_every_file(quick_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = faulty(monkeypatch)
+    with closing(EmbeddedLogWriter(quick_folder / "log", segment_bytes=4096, disk=QuickDisk())) as writer:
+        grown(writer, 30)
+        writer.drain_seals()
+        store.faults["put"] = [OSError(SLOW_DOWN)] * 100
+        with pytest.raises(LogAway):
+            thread_of(settings_of(quick_folder), writer, threading.Event()).look(0.0)
+        assert store.calls.count("put") == 2
+
+
 def test_only_what_is_old_enough_goes_and_all_comes_back(quick_folder: Path) -> None:
     stop = threading.Event()
     with closing(EmbeddedLogWriter(quick_folder / "log", segment_bytes=4096, disk=QuickDisk())) as writer:
@@ -121,6 +149,7 @@ def test_addresses(url: str) -> None:
     [
         "bucket", "s3:/bucket", "s3://", "s3://key:secret@bucket/a", "s3://bucket/a?secret_key=x", "gs://bucket/a?region=x", "file://relative",
         "file:///a?x=y", "s3://bucket/a#b", "ftp://host/a", "s3://bucket/user@a",
+        "s3://bucket/a?endpoint_override=http://user:pw%40host",
     ],
 )  # fmt: skip
 def test_what_is_no_address_or_holds_a_secret_is_refused(url: str) -> None:
