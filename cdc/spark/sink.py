@@ -7,7 +7,7 @@ tasks have ended. Nothing lies anywhere until then, so a query that is killed le
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,12 +16,12 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from cdc.errors import ConfigError, HeadwaterError
+from cdc.errors import ConfigError, HeadwaterError, PositionGone
 from cdc.inbox.definition import split_topic, table_for
 from cdc.inbox.groupfile import MAX_GROUP_BYTES, MAX_GROUP_ROWS, GroupHeader, check_producer, encode
 from cdc.inbox.handover import Handover, HandoverDeadline
 from cdc.inbox.verdicts import InboxMark
-from cdc.log.contract import LogReader, present_history
+from cdc.log.contract import LogReader, Topic, present_history
 from cdc.log.home import open_reader
 from cdc.model.position import Position
 from cdc.spark.groups import POSITION, SEQUENCE, Share, StreamMark, group_end, newest, prepared, share
@@ -211,8 +211,7 @@ def origin(log: LogReader, topic: str, position: int) -> str:
     """
     topics = {one.name: one for one in log.topics()}
     history, marks = present_history(log), log.marks()
-    before = Position(max(position - 1, 0))
-    found = next((name for name in topics if log.slices([name], before, Position(position), 1, history)), "")
+    found = next((one.name for one in topics.values() if _has(log, one, position, history)), "")
     way, name = [topic], found
     while name in topics and name not in way[1:]:
         way.append(name)
@@ -224,6 +223,15 @@ def origin(log: LogReader, topic: str, position: int) -> str:
         known = StreamMark.read(InboxMark.decode(marks.get(topics[name].producer)).to) if topics[name].table.derived else None
         name = known.source if known else ""
     return found
+
+
+def _has(log: LogReader, topic: Topic, position: int, history: str | None) -> bool:
+    """Whether the topic still has a change there. What has gone of any topic is no reason to refuse rows that were read long before."""
+    if position < topic.kept_from or not topic.first <= position <= topic.last:
+        return False
+    with suppress(PositionGone):
+        return bool(log.slices([topic.name], Position(max(position - 1, 0)), Position(position), 1, history))
+    return False
 
 
 @contextmanager
