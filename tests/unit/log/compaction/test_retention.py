@@ -184,6 +184,28 @@ def test_a_table_with_few_changes_loses_its_old_ones_too(limited: tuple[Settings
             assert positions_in(reader.read(TOPIC, Position(1), ALL)) == [200, 201]
 
 
+def test_a_table_with_a_change_in_every_commit_loses_its_old_ones_too(limited: tuple[Settings, EmbeddedLogWriter]) -> None:
+    settings, small = limited
+    small.close()
+    writer = EmbeddedLogWriter(settings.log.dir, segment_bytes=1 << 20, disk=QuickDisk())
+    told(settings, 10**6)
+
+    def changed(hour: int) -> None:
+        at = writer.next_position
+        writer.append(batch(ORDERS, [(Op.UPDATE, at, order(1, "again"))]))
+        writer.commit(Lsn(hour), hour * HOUR_US)
+        writer.drain_seals()
+
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        for hour in (1, 500):
+            changed(hour)
+        assert retire_now(settings, writer, reader) == 0
+        for hour in (501, 1000):
+            changed(hour)
+        assert retire_now(settings, writer, reader) == 3
+    writer.close()
+
+
 def test_a_topic_that_was_retired_can_be_compacted(limited: tuple[Settings, EmbeddedLogWriter]) -> None:
     settings, writer = limited
     told(settings, 10**6)
