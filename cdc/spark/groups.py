@@ -207,7 +207,7 @@ def digest(rows: pa.Table) -> str:
 
 
 def share(mark: StreamMark, batch: int | None, rows: pa.Table, source: str) -> Share:
-    """The part of a micro-batch that the log lacks. ``rows``: as ``newest`` gives them. ``batch``: None for a write that is no stream's. Raises
+    """The part of a micro-batch that the log lacks. ``rows``: as ``newest`` gives them. ``batch``: None for a write in batch. Raises
     ConfigError when a new micro-batch brings numbers that have passed, and when such a write does.
     """
     after = replace(mark, batch=batch or 0, digest=digest(rows), source=source or mark.source, rows=len(rows))
