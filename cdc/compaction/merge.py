@@ -1,6 +1,7 @@
 """Compacts one topic: finds what stays, records how far it may be relied on, and writes the stretches again, from the topic's beginning on.
 
-The rows that changes replaced (``cdc.model.oldrows``) go: what is left before a change need not be the row that it replaced, and whoever takes one away
+The rows that changes replaced (``cdc.model.oldrows``) go from every range that is written again; one of which nothing goes keeps them, though below the
+clean point nobody may rely on them. What is left before a change need not be the row that it replaced, and whoever takes one away
 and adds the other would come to rows that were never there.
 """
 

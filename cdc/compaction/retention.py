@@ -22,10 +22,15 @@ class Old:
 
 
 def old(reader: LogReader, log: Log, topic: Topic, now_us: int) -> Old:
-    """The table's limits as they stand now. Age is counted as by ``cdc.compaction.worker.settled``."""
+    """The table's limits as they stand now. Age is counted as by ``cdc.compaction.worker.settled``.
+
+    A derived topic has none: its cuts carry the time of the source's last commit, so what comes while the source is quiet would be old at once.
+    """
     limits = log.limits_of(topic.table)
     end_us = min(now_us, reader.head().commit_ts_us)
-    upto = -1 if limits.hours is None else cut_before_time(reader, end_us - int(limits.hours * 3_600_000_000))
+    upto = (
+        -1 if limits.hours is None or topic.table.derived else cut_before_time(reader, end_us - int(limits.hours * 3_600_000_000))
+    )
     return Old(upto, None if limits.mb is None else limits.mb * 10**6)
 
 

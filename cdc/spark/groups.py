@@ -34,7 +34,7 @@ _FEED: Final = "_change_type"
 _OPS: Final = {"c": UPSERT, "u": UPSERT, "r": UPSERT, "d": DELETE}
 _DEFINED: Final = "s"
 _MAX_SOURCE_BYTES: Final = 300
-_MARK: Final = re.compile(r"([sn])(\d{1,18})\.(-1|\d{1,19})\.(-1|\d{1,19})\.([0-9a-f]{32})\.(.*)")
+_MARK: Final = re.compile(r"([sn])(\d{1,18})\.(-1|\d{1,19})\.(-1|\d{1,19})\.([0-9a-f]{32})(?:#(\d{1,18}))?\.(.*)")
 _ANOTHER: Final = "name another producer, and another topic"
 
 Columns = Sequence[str]
@@ -57,18 +57,24 @@ class StreamMark:
     """Of that micro-batch's rows."""
     source: str = ""
     """The topic that the rows were last derived from, where known."""
+    rows: int = -1
+    """How many that micro-batch has; -1 where a mark does not say."""
 
     @property
     def text(self) -> str:
         """As a mark."""
         source = self.source if len(self.source.encode()) <= _MAX_SOURCE_BYTES and self.source.isprintable() else ""
-        return f"{'s' if self.sequenced else 'n'}{self.batch}.{self.reached}.{self.held}.{self.digest}.{source}"
+        rows = "" if self.rows < 0 else f"#{self.rows}"
+        return f"{'s' if self.sequenced else 'n'}{self.batch}.{self.reached}.{self.held}.{self.digest}{rows}.{source}"
 
     @classmethod
     def read(cls, mark: str) -> Self | None:
         """None for a mark that no query made."""
         found = _MARK.fullmatch(mark)
-        return None if found is None else cls(found[1] == "s", int(found[2]), int(found[3]), int(found[4]), found[5], found[6])
+        if found is None:
+            return None
+        rows = -1 if found[6] is None else int(found[6])
+        return cls(found[1] == "s", int(found[2]), int(found[3]), int(found[4]), found[5], found[7], rows)
 
     @classmethod
     def of(cls, mark: str, sequenced: bool) -> Self:
@@ -87,12 +93,14 @@ class StreamMark:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a micro-batch that has to be handed over. ``rows``: sorted. ``conflict``: the log has this very step, with other rows."""
+    """The part of a micro-batch that has to be handed over. ``rows``: sorted. ``conflict``: the log has this very step, with other rows.
+    ``fewer``: it has it with more rows, of which the source has dropped some since."""
 
     mark: StreamMark
     """The mark once all of it is in the log; without ``rows`` and another than before, it has to be moved."""
     rows: pa.Table
     conflict: bool = False
+    fewer: bool = False
 
 
 def prepared(rows: pa.Table, key: Columns, sequence: str | None) -> pa.Table:
@@ -198,16 +206,21 @@ def digest(rows: pa.Table) -> str:
     return hashed.hexdigest()
 
 
-def share(mark: StreamMark, batch: int, rows: pa.Table, source: str) -> Share:
-    """The part of a micro-batch that the log lacks. ``rows``: as ``newest`` gives them. Raises ConfigError when a new micro-batch
-    brings numbers that have passed.
+def share(mark: StreamMark, batch: int | None, rows: pa.Table, source: str) -> Share:
+    """The part of a micro-batch that the log lacks. ``rows``: as ``newest`` gives them. ``batch``: None for a write in batch. Raises
+    ConfigError when a new micro-batch brings numbers that have passed, and when such a write does.
     """
-    after = replace(mark, batch=batch, digest=digest(rows), source=source or mark.source)
+    after = replace(mark, batch=batch or 0, digest=digest(rows), source=source or mark.source, rows=len(rows))
     if not mark.sequenced:
         return Share(after if len(rows) else mark, rows)
     numbers = rows.column(SEQUENCE).to_numpy()
     first, last = (int(numbers[0]), int(numbers[-1])) if len(numbers) else (-1, -1)
-    if batch > mark.batch:
+    if batch is None:
+        if not len(numbers):
+            return Share(mark, rows)
+        if first <= mark.held and after.digest != mark.digest:
+            raise _passed_over(int(np.searchsorted(numbers, mark.held, "right")), mark.held)
+    elif batch > mark.batch:
         if not len(numbers):
             return Share(mark, rows)
         if first <= mark.reached:
@@ -218,9 +231,18 @@ def share(mark: StreamMark, batch: int, rows: pa.Table, source: str) -> Share:
     elif (batch, last) == (mark.batch, mark.reached):
         if last < mark.held or after.digest == mark.digest:
             return Share(mark, rows.slice(0, 0))
-        return Share(mark, rows, conflict=True)
+        # Compaction of the source takes away rows that later ones have superseded; a query that gives others instead gives no fewer.
+        fewer = len(rows) < mark.rows
+        return Share(mark, rows.slice(0, 0), fewer=True) if fewer else Share(mark, rows, conflict=True)
     missing = rows.slice(int(np.searchsorted(numbers, mark.held, "right")))
     return Share(replace(after, reached=last, held=max(last, mark.held)), missing)
+
+
+def _passed_over(count: int, held: int) -> ConfigError:
+    return ConfigError(
+        f"the log has this producer's rows up to number {held}, and would pass over {count} rows of this frame, at or below it",
+        hint=f"write only rows beyond {held}, or write to another topic, with another producer",
+    )
 
 
 def group_end(rows: pa.Table, begin: int, step: int) -> int:

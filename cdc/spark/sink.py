@@ -6,8 +6,9 @@ tasks have ended. Nothing lies anywhere until then, so a query that is killed le
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,15 +17,17 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from cdc.errors import ConfigError, HeadwaterError
+from cdc.errors import ConfigError, HeadwaterError, PositionGone
 from cdc.inbox.definition import split_topic, table_for
 from cdc.inbox.groupfile import MAX_GROUP_BYTES, MAX_GROUP_ROWS, GroupHeader, check_producer, encode
 from cdc.inbox.handover import Handover, HandoverDeadline
 from cdc.inbox.verdicts import InboxMark
-from cdc.log.contract import LogReader, present_history
+from cdc.log.contract import LogReader, Topic, present_history
 from cdc.log.home import open_reader
 from cdc.model.position import Position
 from cdc.spark.groups import POSITION, SEQUENCE, Share, StreamMark, group_end, newest, prepared, share
+
+_log = logging.getLogger(__name__)
 
 _NAMES = ("log", "runDir", "topic", "key", "producer", "sequence", "timeoutSeconds", "checkpointLocation", "path")
 _NEEDED = ("log", "runDir", "topic", "key")
@@ -108,8 +111,8 @@ class TopicWriter:
             stream.write_table(rows)
         return TaskRows(sink.getvalue().to_pybytes())
 
-    def _hand_over(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
-        """All tasks' rows. Returns once the log has them. Runs in the driver, once for each micro-batch."""
+    def _hand_over(self, messages: Sequence[WriterCommitMessage | None], batch: int | None) -> None:
+        """All tasks' rows. Returns once the log has them. Runs in the driver, once for each micro-batch. ``batch``: see ``groups.share``."""
         parts = [pa.ipc.open_stream(one.raw).read_all() for one in messages if isinstance(one, TaskRows) and one.raw]
         with said_in_full():
             rows = newest(pa.concat_tables(parts), self._plan.key) if parts else None
@@ -127,10 +130,10 @@ class TopicStreamWriter(TopicWriter, DataSourceStreamArrowWriter):
 
 
 class TopicBatchWriter(TopicWriter, DataSourceArrowWriter):
-    """``write``: a stream's first micro-batch, every time."""
+    """``write``: nobody repeats it by himself, so what the log would pass over is refused."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._hand_over(messages, 0)
+        self._hand_over(messages, None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing to take back: nothing was handed over."""
@@ -144,7 +147,7 @@ class _Delivery:
         self._deadline = HandoverDeadline.within(plan.timeout_s)
         self._handover = Handover(plan.log, plan.run_dir, plan.producer)
 
-    def bring(self, rows: pa.Table | None, batch: int) -> None:
+    def bring(self, rows: pa.Table | None, batch: int | None) -> None:
         """Raises what ``Handover`` does, and ConfigError as ``groups.share`` and for a cycle."""
         plan, handover = self._plan, self._handover
         source = ""
@@ -153,10 +156,14 @@ class _Delivery:
                 source = origin(log, plan.topic, int(rows.column(SEQUENCE).to_numpy()[-1]))
         mark = StreamMark.of(handover.open(self._deadline).to, plan.sequence is not None)
         if rows is None:
-            if mark.sequenced and batch <= mark.batch and mark.reached >= 0:
+            if batch is not None and mark.sequenced and batch <= mark.batch and mark.reached >= 0:
                 self._move(replace(mark, batch=batch, reached=-1))
             return
         todo = share(mark, batch, rows, source)
+        if todo.fewer:
+            _log.warning(
+                "%s: micro-batch %s comes again with fewer rows than the log has of it; it stays as it is", plan.topic, batch
+            )
         if todo.conflict:
             self._dispute(mark, todo.rows)
         elif len(todo.rows):
@@ -211,8 +218,7 @@ def origin(log: LogReader, topic: str, position: int) -> str:
     """
     topics = {one.name: one for one in log.topics()}
     history, marks = present_history(log), log.marks()
-    before = Position(max(position - 1, 0))
-    found = next((name for name in topics if log.slices([name], before, Position(position), 1, history)), "")
+    found = next((one.name for one in topics.values() if _has(log, one, position, history)), "")
     way, name = [topic], found
     while name in topics and name not in way[1:]:
         way.append(name)
@@ -224,6 +230,15 @@ def origin(log: LogReader, topic: str, position: int) -> str:
         known = StreamMark.read(InboxMark.decode(marks.get(topics[name].producer)).to) if topics[name].table.derived else None
         name = known.source if known else ""
     return found
+
+
+def _has(log: LogReader, topic: Topic, position: int, history: str | None) -> bool:
+    """Whether the topic still has a change there. What has gone of any topic is no reason to refuse rows that were read long before."""
+    if position < topic.kept_from or not topic.first <= position <= topic.last:
+        return False
+    with suppress(PositionGone):
+        return bool(log.slices([topic.name], Position(max(position - 1, 0)), Position(position), 1, history))
+    return False
 
 
 @contextmanager

@@ -166,7 +166,8 @@ class EmbeddedLogWriter:
         self._check_usable()
         if self._sealer and self._sealer.corrupt:
             raise self._sealer.corrupt
-        self._close_asked_for()
+        if not self._staged.topics:
+            self._close_asked_for()
         staged, before = self._staged, self._published.head
         if commit_lsn is None:
             commit_lsn, commit_ts_us = before.cut.commit_lsn, before.commit_ts_us
@@ -195,6 +196,7 @@ class EmbeddedLogWriter:
         self._refuse_another_place()
         crashpoint("log.commit.published")
         self._close_full(staged)
+        self._close_asked_for()
         return self.head
 
     def rollback(self) -> None:
@@ -379,10 +381,10 @@ class EmbeddedLogWriter:
             published.advance(head)
 
     def _close_asked_for(self) -> None:
-        """Closes the segments that ``upkeep`` has asked for, but those that something is being added to."""
+        """Closes the segments that ``upkeep`` has asked for. Nothing may be staged."""
         for name in self._register.upkeep.to_close():
             topic = self._topics.get(name)
-            if topic is None or name in self._staged.topics or topic.tip.closed:
+            if topic is None or topic.tip.closed:
                 continue
             run = run_of(topic.tip)
             topic.tip = topic.durable = replace(topic.tip, closed=True, schema=None)

@@ -121,6 +121,27 @@ def test_the_same_micro_batch_with_other_rows_is_a_conflict() -> None:
     assert share(first, 0, batch((1, "u", "other", 1), *rows(2, 3)), "").conflict
 
 
+def test_a_step_of_which_the_source_has_dropped_rows_since_is_in_the_log() -> None:
+    first, _ = taken(StreamMark(True), 0, *rows(1, 2, 3))
+    again = share(StreamMark.of(first.text, True), 0, batch(*rows(1, 3)), "public.orders")
+    assert (again.conflict, again.fewer, len(again.rows), again.mark) == (False, True, 0, first)
+    unknown = StreamMark(True, 0, 3, 3, first.digest)
+    assert share(unknown, 0, batch(*rows(1, 3)), "").conflict, "a mark that does not say how many there were"
+    assert StreamMark.of(unknown.text, True) == unknown
+
+
+def test_a_frame_that_would_be_passed_over_in_part_is_refused() -> None:
+    mark = share(StreamMark(True), None, batch(*rows(1, 5)), "").mark
+    again = share(mark, None, batch(*rows(1, 5)), "")
+    assert (len(again.rows), again.mark) == (0, mark), "the same frame"
+    for passed, count in ((rows(2, 4), 2), (rows(5, 6), 1), ([(1, "u", "other", 1), *rows(5)], 2)):
+        with pytest.raises(ConfigError, match=rf"up to number 5, and would pass over {count} rows"):
+            share(mark, None, batch(*passed), "")
+    begun = StreamMark(True, 0, 1, 1, mark.digest)
+    assert share(begun, None, batch(*rows(1, 5)), "").rows.column(SEQUENCE).to_pylist() == [5], "one that was handed over in part"
+    assert share(mark, None, batch(*rows(6, 7)), "").rows.column(SEQUENCE).to_pylist() == [6, 7]
+
+
 @pytest.mark.parametrize("cuts", [[(1, 9)], [(1, 2), (3, 4), (5, 6), (7, 9)], [(1, 5), (6, 9)], [(1, 8), (9, 9)]])
 def test_a_query_without_its_checkpoint_begins_again_and_doubles_nothing(cuts: list[tuple[int, int]]) -> None:
     mark = StreamMark(True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from cdc.errors import HeadwaterError
 from cdc.inbox.handover import Handover
 from cdc.log.contract import LogWriter
+from cdc.log.home import await_seals, open_reader, upkeep_of
+from cdc.model.position import Lsn
 from cdc.spark import sink
-from cdc.spark.sink import TopicStreamWriter
-from tests.contract.rows import ORDERS, order, upserts
+from cdc.spark.sink import TopicStreamWriter, origin
+from tests.contract.rows import ORDERS, PAIRS, order, upserts
 from tests.unit.inbox.parts import TOPIC, inbox_of, logged, served, written
 
 
@@ -116,6 +119,25 @@ def test_a_topic_derived_from_itself_by_way_of_another_is_refused(tmp_path: Path
     with pytest.raises(HeadwaterError, match=rf"{TOPIC} would be derived from itself: {TOPIC} → derived.second → {TOPIC}"):
         bring(tmp_path, 1, frame(5, sequence="_cdc_position"))
     assert ids(tmp_path) == [1, 2]
+
+
+def test_what_another_table_no_longer_has_stops_no_write(tmp_path: Path) -> None:
+    with written(tmp_path) as made:
+        for at in (1, 2):
+            made.append(upserts(PAIRS, at, [{"a": "1", "b": "2", "v": "x"}]))
+            made.commit(Lsn(at), at)
+            upkeep = upkeep_of(made)
+            assert upkeep is not None
+            upkeep.close_newest(PAIRS.qualified, at)
+            made.commit()
+            await_seals(made)
+        made.append(upserts(ORDERS, 3, [order(1)]))
+        made.commit(Lsn(3), 3)
+        upkeep.retire(PAIRS.qualified, kept_from=2, floor=2, clean_from=2)
+        made.commit()
+        with closing(open_reader(tmp_path / "log")) as log:
+            assert next(one.kept_from for one in log.topics() if one.name == PAIRS.qualified) == 2
+            assert [origin(log, TOPIC, at) for at in (1, 2, 3)] == ["", PAIRS.qualified, ORDERS.qualified]
 
 
 def test_where_nobody_serves_the_inbox_it_says_so_and_goes_on_later(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.position import Lsn, Position
+from cdc.model.table import DERIVED_OID
 from cdc.replay.state import definition_at, rows_as_of
 from cdc.settings.models import Log, LogTable, Settings
 from tests.contract.rows import ORDERS, PAIRS, batch, order
@@ -60,6 +61,18 @@ def test_what_is_too_old_or_too_much_goes_from_the_oldest_end_as_far_as_everybod
     assert kept_from(some_topic(91, 3000), found[1:], Old(-1), []) == 91, "it never falls"
     assert kept_from(some_topic(91, 3000), found[1:], Old(190), [0, 89]) == 191, "who can never go on holds nothing"
     assert kept_from(some_topic(91, 3000), found[1:], Old(190), [90]) == 91
+
+
+def test_rows_of_the_inbox_have_no_age(limited: tuple[Settings, EmbeddedLogWriter]) -> None:
+    settings, writer = limited
+    grown(writer, 200)
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        ours = topic_of(reader)
+        assert retention.old(reader, settings.log, ours, 2**62) == Old(99)
+        derived = replace(ours, table=replace(ours.table, oid=DERIVED_OID))
+        assert derived.table.derived
+        assert retention.old(reader, settings.log, derived, 2**62) == Old(-1)
+    writer.close()
 
 
 def test_what_is_deleted_has_a_limit_and_a_table_may_have_its_own() -> None:
@@ -182,6 +195,28 @@ def test_a_table_with_few_changes_loses_its_old_ones_too(limited: tuple[Settings
         grown(again, 1)
         with closing(EmbeddedLogReader(settings.log.dir)) as reader:
             assert positions_in(reader.read(TOPIC, Position(1), ALL)) == [200, 201]
+
+
+def test_a_table_with_a_change_in_every_commit_loses_its_old_ones_too(limited: tuple[Settings, EmbeddedLogWriter]) -> None:
+    settings, small = limited
+    small.close()
+    writer = EmbeddedLogWriter(settings.log.dir, segment_bytes=1 << 20, disk=QuickDisk())
+    told(settings, 10**6)
+
+    def changed(hour: int) -> None:
+        at = writer.next_position
+        writer.append(batch(ORDERS, [(Op.UPDATE, at, order(1, "again"))]))
+        writer.commit(Lsn(hour), hour * HOUR_US)
+        writer.drain_seals()
+
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        for hour in (1, 500):
+            changed(hour)
+        assert retire_now(settings, writer, reader) == 0
+        for hour in (501, 1000):
+            changed(hour)
+        assert retire_now(settings, writer, reader) == 3
+    writer.close()
 
 
 def test_a_topic_that_was_retired_can_be_compacted(limited: tuple[Settings, EmbeddedLogWriter]) -> None:
