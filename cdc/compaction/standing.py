@@ -13,7 +13,7 @@ from cdc.compaction.pins import Pins
 from cdc.compaction.worker import retired, settled, wanted
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, Topic
-from cdc.log.home import await_seals, open_reader, open_writer, upkeep_of
+from cdc.log.home import await_seals, closed_ranges, open_reader, open_writer, upkeep_of
 from cdc.settings.models import Cleanup, Settings
 
 
@@ -41,8 +41,7 @@ def kept(settings: Settings, reader: LogReader) -> list[TopicKept]:
         due, cleanup = min(old_enough.changes, topic.last), settings.log.cleanup_of(topic.table)
         if cleanup == "delete":
             old = retention.old(reader, settings.log, topic, now_us)
-            many = old.most_bytes is not None and topic.bytes > old.most_bytes
-            due = topic.last if many else min(old.upto, topic.last)
+            due = retention.kept_from(topic, closed_ranges(settings.log.dir, topic.name), old, ()) - 1
         behind = [pin for pin in stores if cleanup != "keep" and pin.position < due and pin.holds(topic.schema)]
         held_by = {pin.store: pin.position for pin in behind if pin.lapsed is None and pin.position + 1 >= topic.kept_from}
         lapsed = {pin.store: pin.lapsed for pin in behind if pin.lapsed is not None}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 
-from cdc.log.contract import SOURCE_NAME, LogReader, LogTiering, LogUpkeep, LogWriter, ParquetFile
+from cdc.log.contract import SOURCE_NAME, ClosedRange, LogReader, LogTiering, LogUpkeep, LogWriter, ParquetFile
 from cdc.log.embedded import parquetfiles
 from cdc.log.embedded.away import TierPlace
 from cdc.log.embedded.names import HEAD
 from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.upkeep import EmbeddedUpkeep
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.position import Position
 
@@ -37,6 +39,12 @@ def upkeep_of(writer: LogWriter) -> LogUpkeep | None:
 def tiering_of(writer: LogWriter, url: str, cache_bytes: int) -> LogTiering | None:
     """How sealed files of this writer's log move to the tier at ``url``; None where the log's home sees to that itself. Raises ConfigError."""
     return writer.tiering(TierPlace(url, cache_bytes)) if isinstance(writer, EmbeddedLogWriter) else None
+
+
+def closed_ranges(folder: Path, topic: str) -> list[ClosedRange]:
+    """What of a topic can go as a whole (``LogUpkeep.ranges``), also for whoever does not write the log."""
+    with closing(EmbeddedUpkeep(folder)) as upkeep:
+        return upkeep.ranges(topic)
 
 
 def await_seals(writer: LogWriter) -> None:

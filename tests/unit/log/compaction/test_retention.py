@@ -162,6 +162,21 @@ def test_a_store_holds_retention_back_until_it_lacks_too_much_and_stat_names_it(
     writer.close()
 
 
+def test_a_store_that_has_read_all_that_could_go_holds_nothing(
+    limited: tuple[Settings, EmbeddedLogWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, writer = limited
+    monkeypatch.setattr(retention, "old", lambda *_: Old(-1, 1))
+    grown(writer, 30)
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        found = writer.upkeep.ranges(TOPIC)
+        assert len(found) > 1
+        for position, holds in ((29, False), (found[-1].last, False), (found[-1].last - 1, True), (1, True)):
+            told(settings, position)
+            assert [bool(one.held_by) for one in kept(settings, reader)] == [holds], position
+    writer.close()
+
+
 def test_a_log_without_a_writer_is_retired_at_once(limited: tuple[Settings, EmbeddedLogWriter]) -> None:
     settings, writer = limited
     told(settings, 10**6)
