@@ -42,7 +42,7 @@ def tiering_of(writer: LogWriter, url: str, cache_bytes: int) -> LogTiering | No
 
 
 def closed_ranges(folder: Path, topic: str) -> list[ClosedRange]:
-    """What of a topic can go as a whole (``LogUpkeep.ranges``), also for whoever does not write the log."""
+    """The ranges of a topic that can go as a whole (``LogUpkeep.ranges``), also for whoever does not write the log."""
     with closing(EmbeddedUpkeep(folder)) as upkeep:
         return upkeep.ranges(topic)
 
