@@ -2,8 +2,7 @@
 
 Which worker gets what: under ``--dist loadgroup`` every test that uses ``spark`` runs in one worker, so that there is one Spark session,
 and every other test that uses ``opensearch`` runs in one worker as well. A test that uses both goes with Spark, whose worker then starts
-a node of its own, unless it names another group: what starts a Spark in processes of its own is in ``own-spark``, so that the worker with the
-session does not take longest. Postgres and Valkey are cheap: each worker has them.
+a node of its own, unless it names another group. Postgres and Valkey are cheap: each worker has them.
 
 Isolation: a test's ``postgres`` is a database of its own, Valkey is emptied before each test, and OpenSearch's indices are deleted after.
 """

@@ -43,7 +43,6 @@ def test_toy(name: str) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("own-spark")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", STORES)
 def test_toy_with_stores(name: str) -> None:

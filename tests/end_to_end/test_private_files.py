@@ -29,7 +29,6 @@ def open_to_others(folder: Path) -> list[str]:
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("own-spark")
 @pytest.mark.timeout(600)
 def test_nothing_that_the_daemon_writes_is_open_to_others(postgres_server: Postgres, tmp_path: Path) -> None:
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as sql:

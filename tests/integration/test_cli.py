@@ -463,7 +463,6 @@ def test_ctrl_c(shop: Shop) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("own-spark")
 @pytest.mark.timeout(900)
 def test_the_daemon_keeps_a_store_equal_and_both_children_may_be_killed(shop: Shop, valkey: Cache) -> None:
     shop.configure(more=f'[stores.cache]\nkind = "redis"\nurl = "{valkey.url}"\nkey = "order:{{id}}"')
