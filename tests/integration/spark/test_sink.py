@@ -60,6 +60,8 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path, spark: Any, seed: int) -> Iterator[Served]:
+    # Makes the session this thread's, by which a writer is looked up: an earlier test may have cleared that.
+    spark.createDataFrame([], "id int")
     spark.dataSource.register(CdcSource)
     traffic = Traffic(tmp_path / "log", seed)
     made = Served(tmp_path, traffic)

@@ -224,7 +224,7 @@ def test_a_run_that_differs_in_any_byte_is_named_and_made_again(log: Log, seed: 
             assert answers(log.root, 62, asked) == known
             assert not file.exists()
             file.write_bytes(whole)
-        assert str(file) in capsys.readouterr().out
+        assert str(file) in "".join(capsys.readouterr())  # where the log's lines go depends on who has set it up
     file.write_bytes(b"x")
     assert answers(log.root, 62, asked) == known
     keep(log)
