@@ -7,7 +7,6 @@ as there can be anything new.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import shutil
@@ -27,9 +26,10 @@ import pyarrow.parquet as pq
 
 from bench.logrows import BATCH_ROWS, TOPIC, NoWait, changes, commit, orders, timed
 from bench.result import Result, faster, lower
+from cdc.background import lower_priority
 from cdc.compaction.bounds import Settled, TopicPoints, bounds, due
 from cdc.compaction.merge import Merged, compact
-from cdc.compaction.worker import NICE, RECORDED_S
+from cdc.compaction.worker import RECORDED_S
 from cdc.log.contract import ClosedRange, LogUpkeep
 from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.names import ASIDE, sealed_of
@@ -270,9 +270,7 @@ def _appending(root: Path, segment_bytes: int, seconds: float | None) -> tuple[f
 
 def _compacting(upkeep: LogUpkeep, points: TopicPoints, target_bytes: int, failed: list[Exception]) -> None:
     """As the daemon's thread does it (``cdc.compaction.worker``)."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    lower_priority()
 
     def recorded() -> None:
         while upkeep.waiting():

@@ -35,10 +35,6 @@ class Merged:
     why: str = "superseded"
 
 
-class Interrupted(Exception):
-    """The process is to end. What has been recorded so far stands; the rest is done another time."""
-
-
 def compact(
     upkeep: LogUpkeep,
     topic: str,

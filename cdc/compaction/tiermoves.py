@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import threading
 import time
 from contextlib import closing
@@ -12,8 +9,8 @@ from typing import Final
 
 import structlog
 
-from cdc.compaction.merge import Interrupted
-from cdc.compaction.worker import LONGEST_PAUSE_S, LOOK_S, NICE
+from cdc.background import Interrupted, lower_priority
+from cdc.compaction.worker import LONGEST_PAUSE_S, LOOK_S
 from cdc.diskspace import described
 from cdc.errors import HeadwaterError, LogCorrupt
 from cdc.log.contract import LogTiering, LogWriter
@@ -56,9 +53,7 @@ class Tiering:
         return self._problem
 
     def _run(self) -> None:
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):  # a sandbox may forbid it; that only costs speed
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        lower_priority()
         pause_s = self._look_s
         with closing(self._moves):
             while not self._stop.wait(pause_s):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +12,13 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from cdc.background import Interrupted, Notes, lower_priority
 from cdc.compaction import retention
 from cdc.compaction.bounds import Settled, TopicPoints, bounds, due
-from cdc.compaction.merge import Interrupted, Merged, compact
+from cdc.compaction.merge import Merged, compact
 from cdc.compaction.pins import Pins, StorePin
 from cdc.compaction.space import Space
-from cdc.diskspace import FULL, GOES_ON, described, free_bytes
-from cdc.errors import HeadwaterError
+from cdc.diskspace import FULL, free_bytes
 from cdc.log.contract import LogReader, LogUpkeep, Topic
 from cdc.log.home import open_reader
 from cdc.model.position import Position
@@ -28,8 +26,6 @@ from cdc.replay.place import cut_before_time
 from cdc.settings.models import Cleanup, Log, Settings
 
 LOOK_S: Final = 60.0
-NICE: Final = 15
-"""The thread's priority (Linux: a thread has its own): it has time, capture and the server that sends have not."""
 GRACE_S: Final = 600.0
 """What was replaced stays for so long, for whoever is reading it; unless the disk has refused something."""
 LONGEST_PAUSE_S: Final = 3600.0
@@ -116,7 +112,7 @@ class Compaction:
         self._failed: dict[str, Postponed] = {}
         """The topics that could not be compacted when they were tried last."""
         self._problem: str | None = None
-        self._noted: set[str] = set()
+        self._notes = Notes("the log is not being compacted", "compaction failed", _log)
         self._space = Space(settings.log, free)
         self._thread = threading.Thread(target=self._run, name="compaction", daemon=True)
 
@@ -138,9 +134,7 @@ class Compaction:
         return self._problem
 
     def _run(self) -> None:
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):  # a sandbox may forbid it; that only costs speed
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        lower_priority()
         with closing(open_reader(self._settings.log.dir)) as reader:
             while not self._stop.wait(self._look_s):
                 problems: list[str] = []
@@ -154,26 +148,12 @@ class Compaction:
     @contextlib.contextmanager
     def _noting(self, problems: list[str]) -> Iterator[None]:
         """Notes what went wrong inside, for ``alarm``; whatever it is, capture goes on."""
-        try:
-            yield
-        except Interrupted:
-            raise
-        except HeadwaterError as error:
-            self._note(problems, error.line())
-        except OSError as error:
-            self._space.refused |= error.errno in FULL
-            helps = GOES_ON if error.errno in FULL else "let the account of cdc run write there; it then goes on by itself"
-            self._note(problems, f"{described(error)} → {helps}")
-        except Exception as error:
-            _log.exception("compaction failed", problem=type(error).__name__)
-            self._note(problems, f"unexpected {type(error).__name__} → restart cdc run, and report it")
-
-    def _note(self, problems: list[str], problem: str) -> None:
-        line = f"the log is not being compacted: {problem}"
-        if line not in self._noted:
-            self._noted.add(line)
-            _log.warning(line)
-        problems.append(line)
+        with self._notes.noting(problems):
+            try:
+                yield
+            except OSError as error:
+                self._space.refused |= error.errno in FULL
+                raise
 
     def _look(self, reader: LogReader, problems: list[str]) -> None:
         with self._noting(problems):

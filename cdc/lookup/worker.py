@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from cdc.diskspace import FULL, GOES_ON, MAKE_ROOM, described, free_bytes
+from cdc.background import Interrupted, Notes, lower_priority
+from cdc.diskspace import MAKE_ROOM, free_bytes
 from cdc.errors import HeadwaterError
 from cdc.log.contract import LogReader, Topic
 from cdc.log.home import open_reader
@@ -23,8 +21,6 @@ from cdc.lookup.upkeep import RunUpkeep
 from cdc.settings.models import Settings
 
 LOOK_S: Final = 1.0
-NICE: Final = 15
-"""The thread's priority (Linux: a thread has its own): look-ups read from the log what runs do not hold yet."""
 RUN_POSITIONS: Final = 100_000
 """A run is written once the log is so far ahead of the last one …"""
 RUN_S: Final = 30.0
@@ -34,10 +30,6 @@ JOIN_S: Final = 15.0
 """A disk that hangs keeps nobody from ending: what was not written is written by the next process."""
 
 _log = structlog.get_logger("lookup")
-
-
-class KeepingEnds(Exception):
-    """The process is to end. What has been written stands."""
 
 
 class Keeping:
@@ -61,7 +53,7 @@ class Keeping:
         self._failed: dict[str, str] = {}
         """What went wrong with a topic the last time it was tried."""
         self._problem: str | None = None
-        self._noted: set[str] = set()
+        self._notes = Notes("keyed look-ups are not being kept up", "keeping look-ups failed", _log)
         self._thread = threading.Thread(target=self._run, name="lookup", daemon=True)
 
     def start(self) -> None:
@@ -77,21 +69,19 @@ class Keeping:
         return self._problem
 
     def _run(self) -> None:
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):  # a sandbox may forbid it; that only costs speed
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        lower_priority()
         with closing(open_reader(self._settings.log.dir)) as reader:
             while not self._stop.wait(LOOK_S):
                 problems: list[str] = []
                 try:
                     self.look(reader, problems)
-                except KeepingEnds:
+                except Interrupted:
                     return
                 self._problem = next(iter(problems), None)
 
     def look(self, reader: LogReader, problems: list[str]) -> None:
-        """Brings every topic's runs up to date. Notes in ``problems`` what went wrong, with which capture goes on. Raises KeepingEnds."""
-        with self._noting(problems):
+        """Brings every topic's runs up to date. Notes in ``problems`` what went wrong, with which capture goes on. Raises Interrupted."""
+        with self._notes.noting(problems):
             log = self._in_force().log
             if not any(options.lookup for options in log.tables.values()):
                 self._kept.clear()
@@ -103,7 +93,7 @@ class Keeping:
             self._remove_others({topic.name for topic in topics})
             for topic in topics:
                 said: list[str] = []
-                with self._noting(said):
+                with self._notes.noting(said):
                     self._keep(reader, topic)
                 if said:
                     self._failed[topic.name] = said[0]
@@ -137,33 +127,11 @@ class Keeping:
                 other.rmdir()
 
     def _go_on(self, more: int) -> None:
-        """``more``: bytes that are about to be written. Raises KeepingEnds, HeadwaterError, OSError."""
+        """``more``: bytes that are about to be written. Raises Interrupted, HeadwaterError, OSError."""
         if self._stop.is_set():
-            raise KeepingEnds
+            raise Interrupted
         log = self._settings.log
         if more and self._free(log.dir) - more < log.reserve_mb * 10**6:
             raise HeadwaterError(
                 f"less than {log.reserve_mb} MB (log.reserve_mb) would be left on the disk of {log.dir}", hint=MAKE_ROOM
             )
-
-    @contextlib.contextmanager
-    def _noting(self, problems: list[str]) -> Iterator[None]:
-        try:
-            yield
-        except KeepingEnds:
-            raise
-        except HeadwaterError as error:
-            self._note(problems, error.line())
-        except OSError as error:
-            helps = GOES_ON if error.errno in FULL else "let the account of cdc run write there; it then goes on by itself"
-            self._note(problems, f"{described(error)} → {helps}")
-        except Exception as error:
-            _log.exception("keeping look-ups failed", problem=type(error).__name__)
-            self._note(problems, f"unexpected {type(error).__name__} → restart cdc run, and report it")
-
-    def _note(self, problems: list[str], problem: str) -> None:
-        line = f"keyed look-ups are not being kept up: {problem}"
-        if line not in self._noted:
-            self._noted.add(line)
-            _log.warning(line)
-        problems.append(line)

@@ -99,6 +99,15 @@ def test_capture(
     counters.add("crash points", str(kind))
 
 
+def rewrite_until(one: Lab, reached: Callable[[], bool], point: str) -> None:
+    """Changes the same rows again and again, so that the log's upkeep always has something to do."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not reached():
+        one.connection.execute("update accounts set owner = md5(random()::text)")
+        time.sleep(0.1)
+        assert time.monotonic() < deadline, f"{point} was not reached\n{one.told}"
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize(("point", "kind"), every_kind(points.of("compaction")))
 def test_compaction(
@@ -113,11 +122,7 @@ def test_compaction(
         mark = one.folder / "reached"
         one.start(crash=f"{point}={kind}@{mark}")
         steps(one, work, 6)
-        deadline = time.monotonic() + DEADLINE_S
-        while not mark.exists():
-            one.connection.execute("update accounts set owner = md5(random()::text)")
-            time.sleep(0.1)
-            assert time.monotonic() < deadline, f"{point} was not reached\n{one.told}"
+        rewrite_until(one, mark.exists, point)
         fall(one, kind)
         steps(one, work, 6)
         one.converge()
@@ -144,11 +149,7 @@ def test_tier(
             assert one.ask_to_stop() == 0
             one.log_options = {"tier": {**tier, "back": True}}
         one.start(crash=f"{point}={kind}@{mark}")
-        deadline = time.monotonic() + DEADLINE_S
-        while not mark.exists():
-            one.connection.execute("update accounts set owner = md5(random()::text)")
-            time.sleep(0.1)
-            assert time.monotonic() < deadline, f"{point} was not reached\n{one.told}"
+        rewrite_until(one, mark.exists, point)
         fall(one, kind)
         steps(one, work, 6)
         one.converge()

@@ -7,9 +7,7 @@ and synced, all are renamed, the folder is synced, and only then the segment goe
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
-import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from cdc.background import lower_priority
 from cdc.crashpoint import crashpoint
 from cdc.errors import LogCorrupt
 from cdc.log.embedded.disk import Disk
@@ -118,9 +117,7 @@ class Sealer:
             self._thread.join()
 
     def _work(self) -> None:
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):  # a sandbox may forbid it; that only costs speed
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        lower_priority(NICE)
         while True:
             job = self._jobs.get()
             try:

@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from cdc.background import Interrupted
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.lookup import upkeep, worker
 from cdc.lookup.lookup import Lookup
 from cdc.lookup.shelf import FOLDER, folder_of, names_in
-from cdc.lookup.worker import Keeping, KeepingEnds
+from cdc.lookup.worker import Keeping
 from cdc.model.batch import Op
 from cdc.model.position import Position
 from cdc.settings.models import Settings
@@ -105,7 +106,7 @@ def test_a_full_disk_or_a_folder_that_is_refused_is_said_and_what_helps(log: Log
     stop = threading.Event()
     stop.set()
     (log.root / FOLDER).unlink()
-    with pytest.raises(KeepingEnds):
+    with pytest.raises(Interrupted):
         looked(Keeping(settings(log, LOOKED_UP), stop), log)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from cdc.compaction.merge import Interrupted
+from cdc.background import Interrupted
 from cdc.compaction.tiermoves import Tiering, tiering_for
 from cdc.errors import LogAway
 from cdc.log.contract import LogTiering
