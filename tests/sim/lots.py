@@ -192,6 +192,8 @@ class Rare:
     segment_bytes: int
     producers: int
     """How many hand over groups through the inbox."""
+    tier: float
+    """How often closed segments are sealed, and sealed files move to a tier, or back; never in the runs without one. Then segments are small, too."""
 
 
 def deal_rare(chance: Random) -> Rare:
@@ -202,4 +204,5 @@ def deal_rare(chance: Random) -> Rare:
         compacts=chance.choice((0.1, 0.5)) if chance.random() < 0.35 else 0.0,
         segment_bytes=chance.choice((300, 1_500, 4_000)),
         producers=chance.choice((1, 1, 2)) if chance.random() < 0.12 else 0,
+        tier=chance.choice((0.3, 1.0)) if chance.random() < 0.2 else 0.0,
     )

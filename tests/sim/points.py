@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from tests.sim.course import Course
@@ -20,6 +22,17 @@ class Points:
         self._course = course
         self._favours = FAVOURITE_MOST
         self._dying = 0.0
+        self._deadlier = 0.0
+        self._meanwhile: Callable[[str], None] = lambda _: None
+
+    @contextmanager
+    def within(self, deadlier: float, meanwhile: Callable[[str], None]) -> Iterator[None]:
+        """Inside, a process dies more often, and at each named point other threads of it may do what ``meanwhile`` does."""
+        self._deadlier, self._meanwhile = deadlier, meanwhile
+        try:
+            yield
+        finally:
+            self._deadlier, self._meanwhile = 0.0, lambda _: None
 
     def a_process_lives(self) -> None:
         """From its first start on there is one that can die."""
@@ -32,7 +45,7 @@ class Points:
         if self._course.chance.random() < likely or self._favours_now(operation):
             self._course.fault(f"disk refuses {operation}")
             raise refused(self._course.chance, operation)
-        if self._course.chance.random() < self._dying:
+        if self._course.chance.random() < self._dying + self._deadlier:
             self._course.fault(f"dies at {operation}")
             raise Died
 
@@ -43,9 +56,10 @@ class Points:
         if point in FULL_AT and self._course.chance.random() < self._course.dangers.disk_full:
             self._course.fault(f"disk refuses at {point}")
             raise refused(self._course.chance, "write")
-        if self._course.chance.random() < self._dying or self._favours_now(point):
+        if self._course.chance.random() < self._dying + self._deadlier or self._favours_now(point):
             self._course.fault(f"dies at {point}")
             raise Died
+        self._meanwhile(point)
 
     def _favours_now(self, what: str) -> bool:
         if what != self._course.dangers.favourite or not self._favours or self._course.chance.random() >= FAVOURITE_LIKELY:

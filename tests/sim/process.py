@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cdc.errors import HeadwaterError, ProtocolError, Stopped
+from cdc.errors import HeadwaterError, LogAway, ProtocolError, Stopped
 from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.sealer import seal
 from cdc.log.embedded.segment import SegmentPlace
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.position import Cut, Lsn
 from cdc.source.facts import FILE, load_facts
 from tests.sim.capture import TOAST, Capture
@@ -222,9 +223,8 @@ class Process:
 
     def seal(self) -> None:
         """What the sealing thread does with closed segments."""
-        assert self.capture is not None
         timeline = self._log.timeline
-        if timeline is None:
+        if timeline is None or self.capture is None:
             return
         try:
             for index in timeline.topics.values():
@@ -249,12 +249,24 @@ class Process:
                 self._course.counts["compactions refused"] += 1
                 if self.capture.connected:
                     self.capture.broken()
+            except LogAway:
+                self._course.met("compactions that met a tier which did not answer")
         except (OSError, HeadwaterError) as error:
             if not isinstance(error, OSError) and isinstance(error, ProtocolError | Stopped):
                 raise
             self._end()
         except Died:
             self._end()
+
+    def lives_through(self, work: Callable[[EmbeddedLogWriter], None]) -> bool:
+        """Does the work of one of its threads that may go on without its stream. False: it died meanwhile."""
+        assert self.capture is not None
+        try:
+            work(self.capture.writer)
+        except Died:
+            self._end()
+            return False
+        return True
 
     def look(self, *, refused: bool = False) -> None:
         """Has the checker take in what is new in the log. ``refused``: a commit failed; it may be published all the same, and its writer does not know."""

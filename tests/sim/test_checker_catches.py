@@ -30,6 +30,10 @@ from cdc.inbox import handover, writerside
 from cdc.inbox.verdicts import GroupStep, InboxMark, InboxVerdict, judge
 from cdc.ingest.intake import Intake
 from cdc.ingest.loop import Ingest
+from cdc.log.embedded import tierfiles
+from cdc.log.embedded.away import Cache, Stub
+from cdc.log.embedded.names import Sealed
+from cdc.log.embedded.tierfiles import EmbeddedTiering
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import OP, Op, table_of
 from cdc.model.evolution import Kind, SchemaChange, differences
@@ -776,6 +780,28 @@ def stores_keep_what_producers_delete(patch: Patch) -> None:
     _sharpen(patch, rare={"producers": 2, "compacts": 0.0})
 
 
+def files_leave_before_their_stubs_are_there(patch: Patch) -> None:
+    _sharpen(patch, rare=TIERED)
+    replace_file = EmbeddedTiering._replace
+
+    def stub_last(self: EmbeddedTiering, folder: Path, name: Sealed, stub: Stub) -> None:
+        self._disk.remove(folder / name.file)
+        self._disk.sync_folder(folder)
+        replace_file(self, folder, name, stub)
+
+    patch.setattr(EmbeddedTiering, "_replace", stub_last)
+
+
+def what_the_tier_took_is_not_read_back(patch: Patch) -> None:
+    _sharpen(patch, rare=TIERED)
+    patch.setattr(tierfiles, "same_as", lambda store, stub: store.size(stub.key) is not None)
+
+
+def damaged_copies_are_kept(patch: Patch) -> None:
+    _sharpen(patch, rare=TIERED, dangers={"power_lost": 0.006})
+    patch.setattr(Cache, "forget", _nothing)
+
+
 def _unless_derived(write: Callable[..., Any]) -> Callable[..., Any]:
     """Without their DELETEs."""
 
@@ -800,6 +826,8 @@ def _sharpen(
         original = getattr(world, name)
         patch.setattr(world, name, lambda chance, original=original, given=given: replace(original(chance), **(given or {})))
 
+
+TIERED: dict[str, Any] = {"tier": 1.0, "segment_bytes": 300}
 
 BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (confirm_before_sync, "h", 0),
@@ -883,6 +911,9 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (files_go_before_their_groups_are_durable, "n", 0),
     (the_source_waits_for_the_inbox, "i", 0),
     (stores_keep_what_producers_delete, "cefij", 0),
+    (files_leave_before_their_stubs_are_there, "acik", 0),
+    (what_the_tier_took_is_not_read_back, "cik", 0),
+    (damaged_copies_are_kept, "cik", 0),
 ]
 """What breaks, the rules that may say so, and a seed that met it when this was written: it is tried before all others."""
 
@@ -890,7 +921,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
 def without_ddl(patch: Patch) -> None:
     """Most bugs need no table that comes or goes, and no producer but the source: the rest of what a seed decides is then as it always was."""
     rare = world.deal_rare
-    patch.setattr(world, "deal_rare", lambda chance: replace(rare(chance), producers=0))
+    patch.setattr(world, "deal_rare", lambda chance: replace(rare(chance), producers=0, tier=0.0))
     original = world.deal_ddl
     patch.setattr(world, "deal_ddl", lambda chance: replace(original(chance), creates=0.0, drops=0.0, retypes=0.0, looks=0.0))
 

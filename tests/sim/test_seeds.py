@@ -24,7 +24,10 @@ DDL_SHARE = 0.15
 """In at least so many runs of each part (more than 0.25 of all) …"""
 DDL = ("runs in which a table was created", "runs in which a table was dropped", "runs in which a type was changed")
 """… this is so."""
-RARE = ("runs in which catalog.json was lost", "runs in which a snapshot was asked for")
+RARE = (
+    "runs in which catalog.json was lost", "runs in which a snapshot was asked for", "runs in which changes were compacted away",
+    "runs in which producers handed over groups", "runs in which files were moved to the tier",
+)  # fmt: skip
 RARE_SHARE = 0.03
 """In so many runs of each part (about 0.1 of all, which a part of them misses by chance)."""
 FAILED_ONCE = (10_793, 13_505, 13_925, 13_958)

@@ -2,7 +2,7 @@
 
 Everything happens in this thread, one small step at a time, chosen by the seed; no clock but the world's own, no thread, no socket.
 What is real: decoder, relations, TOAST memory, ingest, the snapshot (agenda, workers, feed, fence, holds), the log (writer, recovery,
-sealing, reader), the followers. What is a model: Postgres, its connections, the disk, the stores.
+sealing, reader, tier), the followers. What is a model: Postgres, its connections, the disk, the stores, what a tier lies in.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from tests.sim.process import Process
 from tests.sim.producers import Producers
 from tests.sim.source import Source
 from tests.sim.tables import make_tables
+from tests.sim.tier import Tier
 from tests.sim.turns import Party, Turns
 from tests.sim.walsender import Link, Walsender
 
@@ -53,8 +54,8 @@ class World:
         dangers, work = deal_dangers(chance), deal_work(chance)
         ways, ddl, rare = deal_ways(chance), deal_ddl(Random(f"{seed} ddl")), deal_rare(Random(f"{seed} rare"))
         seals = ways.segment_bytes == 4_000 and chance.random() < 0.3
-        self._seals = seals or rare.compacts > 0
-        ways = replace(ways, segment_bytes=rare.segment_bytes) if rare.compacts else ways
+        self._seals = seals or rare.compacts > 0 or rare.tier > 0
+        ways = replace(ways, segment_bytes=rare.segment_bytes) if rare.compacts or rare.tier else ways
         self._course = course = Course(chance, dangers, work, ways, ddl, rare, trace)
         first_xid = chance.choice((700, 2**32 - 12, 2**32 * 3 + 2**31 - 9, 2**31 - 9))
         first_lsn = chance.choice((0x1_5000, 0xFFFF_F000, 0x16_B374_D848))
@@ -68,12 +69,16 @@ class World:
         self.process = Process(course, self._points, self.source, disk, self.checker, self._log)
         self._followers = Followers(course, seed, self._log, folder.parent / "run", self.process, self.checker)
         self._producers = Producers(course, seed, folder, folder.parent / "run", self.process, self.checker)
+        self._tier = Tier(course, seed, self._log, folder, self._points, self.process) if rare.tier else None
+        if self._tier is not None:
+            self.checker.undisturbed = self._tier.answers
 
     # --- the run --------------------------------------------------------------------------------------------------------------------
 
     def run(self) -> Counter[str]:
         """What happened, counted."""
-        with crashpoint.decided_by(self._points):
+        tier = nullcontext() if self._tier is None else self._tier.given()
+        with crashpoint.decided_by(self._points), tier:
             try:
                 self._run()
             finally:
@@ -106,9 +111,16 @@ class World:
             raise Violation("i", f"{most} steps after the last fault: {'; '.join(left)}")
         self.process.look()
         self.checker.reread(self._log)
+        if self._tier is not None:
+            self._tier.conclude()
         self._course.counts[HURT] += self._followers.hurt
         self._course.counts["runs in which catalog.json was lost"] += bool(self._course.counts["fault: catalog.json is lost"])
         self._course.counts["runs in which a snapshot was asked for"] += bool(self._course.counts["asked-for snapshots done"])
+        for count, what in (
+            ("changes compacted away", "changes were compacted away"),
+            ("groups of producers", "producers handed over groups"),
+        ):
+            self._course.counts[f"runs in which {what}"] += bool(self._course.counts[count])
         changes = [change for commit in self.source.commits for change in commit.changes]
         for kind, what in ("C", "created"), ("X", "dropped"):
             self._course.counts[f"runs in which a table was {what}"] += any(change.kind == kind for change in changes)
@@ -148,6 +160,7 @@ class World:
         """Which steps there are while faults happen, and how often each comes."""
         process, ddl, dangers = self.process, self._course.ddl, self._course.dangers
         looks = [Party(process.watch, ddl.looks)] if ddl.any else []
+        moves = [Party(self._tend_tier, self._course.rare.tier)] if self._tier is not None else []
         steps = (
             Party(self._clients.step, 4.0),
             Party(process.step, 3.0),
@@ -156,6 +169,7 @@ class World:
             Party(self._followers.step, 1.2),
             Party(self._housekeeping, 0.5),
             *looks,
+            *moves,
             Party(process.die, dangers.process_dies * 10),
             Party(self._power_lost, dangers.power_lost * 10),
             Party(self._server_crashes, dangers.server_crashes * 10),
@@ -178,6 +192,8 @@ class World:
         ]
         if ddl.any:
             steps.append(Party(process.watch, 2.0, lambda: source.wal_lsn))
+        if self._tier is not None:
+            steps.append(Party(self._tend_tier, 1.0, lambda: process.head))
         return Turns(self._course, steps, resting=True)
 
     def _server_step(self) -> bool:
@@ -231,6 +247,15 @@ class World:
             self.process.compact([store.applied.position for _, store in self._followers.stores])
         return waited
 
+    def _tend_tier(self) -> bool:
+        """False: nothing moved."""
+        assert self._tier is not None
+        self.process.seal()
+        moved = self._tier.step()
+        if self._tier.dark:
+            self._power_lost()
+        return moved
+
     def _server_crashes(self) -> None:
         self._course.fault("server crashes")
         self.source.crash()
@@ -248,6 +273,8 @@ class World:
 
     def _power_lost(self) -> None:
         self.process.lose_power()
+        if self._tier is not None:
+            self._tier.lose_power()
         self._followers.lose_power()
         self._producers.lose_power()
 

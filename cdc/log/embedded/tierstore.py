@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
@@ -110,10 +110,27 @@ class TierStore:
                 os.close(fd)
 
 
+_make: Callable[[str], TierStore] = TierStore
+
+
 @lru_cache(maxsize=8)
 def store_of(url: str) -> TierStore:
     """Raises ConfigError as TierStore does."""
-    return TierStore(url)
+    return _make(url)
+
+
+@contextmanager
+def made_by(make: Callable[[str], TierStore]) -> Iterator[None]:
+    """Has ``make`` give this process its stores, by their addresses. Whoever reads the log may need one, so it is given to the process and not to each
+    reader (as ``cdc.crashpoint.decided_by``)."""
+    global _make
+    before, _make = _make, make
+    store_of.cache_clear()
+    try:
+        yield
+    finally:
+        _make = before
+        store_of.cache_clear()
 
 
 def filesystem_of(url: str) -> tuple[fs.FileSystem, str]:
