@@ -6,14 +6,20 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any, Final
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, Protocol
 
 from cdc.diskspace import FULL, GOES_ON, described
 from cdc.errors import HeadwaterError
 
 NICE: Final = 15
 """The priority of a thread that has time: capture and the server that sends have not."""
+
+
+JOIN_S: Final = 15.0
+"""So long all of them together may take to end. One that waits for a store that hangs, such as the log's tier, is left behind: it ends with the process, and
+what it was about is done again after the next start."""
 
 
 class Interrupted(Exception):
@@ -25,6 +31,22 @@ def lower_priority(nice: int = NICE) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # a sandbox may forbid it; that only costs speed
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+
+
+class Part(Protocol):
+    """What has such a thread."""
+
+    def join(self, within_s: float) -> None:
+        """After whatever ends the thread was set. Returns when it has ended or was never started, or after so long without it."""
+        ...
+
+
+def join(parts: Iterable[Part | None], within_s: float = JOIN_S) -> None:
+    """Joins all of them, within so long together."""
+    deadline = time.monotonic() + within_s
+    for part in parts:
+        if part is not None:
+            part.join(max(0.0, deadline - time.monotonic()))
 
 
 class Notes:

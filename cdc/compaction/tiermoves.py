@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from cdc.background import Interrupted, lower_priority
+from cdc.background import JOIN_S, Interrupted, lower_priority
 from cdc.compaction.worker import LONGEST_PAUSE_S, LOOK_S
 from cdc.diskspace import described
 from cdc.errors import HeadwaterError, LogCorrupt
@@ -21,8 +21,6 @@ from cdc.settings.models import Settings, Tier
 SWEEP_S: Final = 3600.0
 GIVE_UP: Final = 2
 """After so many failures one behind the other the store, or the disk, is taken not to answer at all: the next look asks again."""
-JOIN_S: Final = 15.0
-"""A store that hangs keeps nobody from ending: what it was asked for is asked for again."""
 
 _log = structlog.get_logger("tier")
 
@@ -43,10 +41,10 @@ class Tiering:
     def start(self) -> None:
         self._thread.start()
 
-    def join(self) -> None:
+    def join(self, within_s: float = JOIN_S) -> None:
         """After ``stop`` was set. Ends with the request at hand, or without it."""
         if self._thread.ident is not None:
-            self._thread.join(JOIN_S)
+            self._thread.join(within_s)
 
     def alarm(self) -> str | None:
         """Why nothing moves, with what helps; else None."""

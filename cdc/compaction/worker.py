@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from cdc.background import Interrupted, Notes, lower_priority
+from cdc.background import JOIN_S, Interrupted, Notes, lower_priority
 from cdc.compaction import retention
 from cdc.compaction.bounds import Settled, TopicPoints, bounds, due
 from cdc.compaction.merge import Merged, compact
@@ -124,10 +124,10 @@ class Compaction:
     def start(self) -> None:
         self._thread.start()
 
-    def join(self) -> None:
-        """After ``stop`` was set. Ends within one batch."""
+    def join(self, within_s: float = JOIN_S) -> None:
+        """After ``stop`` was set. Ends within one batch; or without it, where that is waited for from the tier: nothing of it is recorded then."""
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(within_s)
 
     def alarm(self) -> str | None:
         """Why the log is not being compacted, with what helps; else None."""

@@ -12,7 +12,7 @@ from typing import Final
 import psycopg
 import structlog
 
-from cdc import source
+from cdc import background, source
 from cdc.capture.endings import Poison, StreamEnded
 from cdc.capture.feedback import Feedback
 from cdc.capture.stream import Connection
@@ -119,11 +119,7 @@ def run_capture(
         finally:
             meter.say(state, problem)
             stop.set()
-            if compaction is not None:
-                compaction.join()
-            if tiering is not None:
-                tiering.join()
-            lookups.join()
+            background.join((compaction, tiering, lookups))
     return 0
 
 

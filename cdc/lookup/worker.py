@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from cdc.background import Interrupted, Notes, lower_priority
+from cdc.background import JOIN_S, Interrupted, Notes, lower_priority
 from cdc.diskspace import MAKE_ROOM, free_bytes
 from cdc.errors import HeadwaterError
 from cdc.log.contract import LogReader, Topic
@@ -25,9 +25,6 @@ RUN_POSITIONS: Final = 100_000
 """A run is written once the log is so far ahead of the last one …"""
 RUN_S: Final = 30.0
 """… or so long after it. Each run costs a file and two waits for the disk."""
-
-JOIN_S: Final = 15.0
-"""A disk that hangs keeps nobody from ending: what was not written is written by the next process."""
 
 _log = structlog.get_logger("lookup")
 
@@ -59,10 +56,10 @@ class Keeping:
     def start(self) -> None:
         self._thread.start()
 
-    def join(self) -> None:
+    def join(self, within_s: float = JOIN_S) -> None:
         """After ``stop`` was set. Ends within one batch, or without it."""
         if self._thread.ident is not None:
-            self._thread.join(JOIN_S)
+            self._thread.join(within_s)
 
     def alarm(self) -> str | None:
         """Why look-ups are not being kept up, with what helps; else None."""

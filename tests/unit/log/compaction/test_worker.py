@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
+from cdc import background
 from cdc.compaction import worker
 from cdc.compaction.bounds import Settled, TopicPoints, bounds, due, groups
 from cdc.compaction.pins import Pins
@@ -395,6 +396,37 @@ def test_the_thread_ends_within_one_batch(shop: tuple[Settings, EmbeddedLogWrite
     thread.join()
     assert time.monotonic() - began < 20, "the topic takes a minute or more"
     writer.close()
+
+
+def test_a_tier_that_hangs_keeps_nobody_from_ending_and_nothing_is_written_afterwards(
+    shop: tuple[Settings, EmbeddedLogWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, writer = shop
+    told(settings, 10**6)
+    grown(writer, 300)
+    asked, answers = threading.Event(), threading.Event()
+    original = writer.upkeep.batches
+
+    def hangs(*given: object) -> Iterator[pa.RecordBatch]:
+        asked.set()
+        assert answers.wait(60)
+        yield from original(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(writer.upkeep, "batches", hangs)
+    stop = threading.Event()
+    thread = Compaction(settings, writer.upkeep, stop)
+    thread.start()
+    assert asked.wait(60)
+    stop.set()
+    background.join((None, thread, thread), within_s=0.05)
+    assert thread._thread.is_alive()
+    writer.close()
+    files = sorted(settings.log.dir.rglob("*"))
+    answers.set()
+    thread.join(60)
+    assert not thread._thread.is_alive()
+    assert sorted(settings.log.dir.rglob("*")) == files
+    assert thread.alarm() is None
 
 
 def test_what_a_store_did_before_the_process_began_counts_and_one_that_lacks_nothing_is_never_late(
