@@ -48,17 +48,22 @@ def stat(context: typer.Context, as_json: Json = False) -> None:
     """The log as a whole: head, groups, sizes, how much is sealed, what of each topic is kept and which stores hold that back."""
     from dataclasses import asdict
 
+    from cdc.compaction.space import Space
     from cdc.compaction.standing import kept
+    from cdc.diskspace import free_bytes
     from cdc.log.embedded import inspect
     from cdc.log.home import open_reader
 
     settings = invocation(context).settings()
     facts = inspect.stat(settings.log.dir)
     facts["commit_lsn"] = format_lsn(facts["commit_lsn"])
+    facts["free_bytes"] = free_bytes(settings.log.dir)
+    space = Space(settings.log)
+    space.look()
     with closing(open_reader(settings.log.dir)) as reader:
         topics = kept(settings, reader)
     if as_json:
-        print_json({**facts, "kept": [asdict(topic) for topic in topics]})
+        print_json({**facts, "scarce": space.scarce, "kept": [asdict(topic) for topic in topics]})
         return
     for name, value in facts.items():
         say(f"{name.removesuffix('_us')}: {_readable(name, value)}")
@@ -69,6 +74,8 @@ def stat(context: typer.Context, as_json: Json = False) -> None:
         held = ", ".join(f"{store} (at {position})" for store, position in topic.held_by.items())
         lapsed = "".join(f"; no longer held back by {store}: {why}" for store, why in topic.lapsed.items())
         say(f"{topic.topic}: {topic.cleanup}, {topic.rows} changes, {whole}{f'; held back by {held}' if held else ''}{lapsed}")
+    if space.scarce is not None and any(topic.cleanup != "keep" for topic in topics):
+        say(space.scarce)
 
 
 @app.command("compact")

@@ -14,6 +14,17 @@ DROPPED_SHARE: Final = 0.2
 """Less than this is not worth writing the rest again."""
 
 
+class Worth(NamedTuple):
+    """When compacting a topic is worth it: the share of its closed changes that has come since it was looked at, and the share that can go."""
+
+    new: float = NEW_SHARE
+    dropped: float = DROPPED_SHARE
+
+
+WHILE_SCARCE: Final = Worth(0.1, 0.02)
+"""While the disk has less than the reserve left."""
+
+
 class TopicPoints(NamedTuple):
     """The clean point and the floor that a topic is to get (``cdc.log.contract.LogUpkeep.retire``)."""
 
@@ -38,11 +49,11 @@ def bounds(ranges: Sequence[ClosedRange], settled: Settled, pins: Sequence[int],
     return TopicPoints(clean_from, min(floor, clean_from))
 
 
-def due(ranges: Sequence[ClosedRange], clean_from: int, examined: int) -> bool:
+def due(ranges: Sequence[ClosedRange], clean_from: int, examined: int, share: float = NEW_SHARE) -> bool:
     """Whether enough has come behind ``examined``, and below ``clean_from``, since the topic was looked at last."""
     below = [closed for closed in ranges if closed.last < clean_from]
     new = sum(closed.rows for closed in below if closed.first > examined)
-    return new > 0 and new >= NEW_SHARE * sum(closed.rows for closed in below)
+    return new > 0 and new >= share * sum(closed.rows for closed in below)
 
 
 def groups(ranges: Sequence[ClosedRange], stay: Sequence[int], target_bytes: int) -> list[tuple[list[ClosedRange], int]]:

@@ -14,7 +14,7 @@ import structlog
 
 from cdc.background import JOIN_S, Interrupted, Notes, lower_priority
 from cdc.compaction import retention
-from cdc.compaction.bounds import Settled, TopicPoints, bounds, due
+from cdc.compaction.bounds import WHILE_SCARCE, Settled, TopicPoints, Worth, bounds, due
 from cdc.compaction.merge import Merged, compact
 from cdc.compaction.pins import Pins, StorePin
 from cdc.compaction.space import Space
@@ -26,6 +26,8 @@ from cdc.replay.place import cut_before_time
 from cdc.settings.models import Cleanup, Log, Settings
 
 LOOK_S: Final = 60.0
+SPACE_S: Final = 5.0
+"""The disk's free space is looked at this often: where it falls below the reserve, what may go goes at once."""
 GRACE_S: Final = 600.0
 """What was replaced stays for so long, for whoever is reading it; unless the disk has refused something."""
 LONGEST_PAUSE_S: Final = 3600.0
@@ -135,8 +137,12 @@ class Compaction:
 
     def _run(self) -> None:
         lower_priority()
+        next_look = time.monotonic() + self._look_s
         with closing(open_reader(self._settings.log.dir)) as reader:
-            while not self._stop.wait(self._look_s):
+            while not self._stop.wait(min(self._look_s, SPACE_S)):
+                if time.monotonic() < next_look and not self._has_become_scarce():
+                    continue
+                next_look = time.monotonic() + self._look_s
                 problems: list[str] = []
                 try:
                     with self._noting(problems):
@@ -160,6 +166,7 @@ class Compaction:
             self._free()  # one that cannot go keeps no topic waiting
         self._recorded()
         now = time.monotonic()
+        self._look_at_space(reader, problems)
         ready = [topic for topic in reader.topics() if self._failed.get(topic.name, NONE).until <= now]
         for topic in ready:
             if self._cleanup(topic) == "delete":
@@ -179,6 +186,27 @@ class Compaction:
                 points = wanted(reader, self._upkeep, topic, old_enough, holding)
                 if self._due(topic, points.clean_from):
                     self._compact(reader, topic, points, old_enough)
+
+    def _has_become_scarce(self) -> bool:
+        with contextlib.suppress(OSError):  # the next look says it
+            return self._space.scarce is None and self._space.short()
+        return False
+
+    def _look_at_space(self, reader: LogReader, problems: list[str]) -> None:
+        """Where the disk has just become scarce, what was put off is due at once."""
+        with self._noting(problems):
+            if self._space.look():
+                self._failed.clear()
+                self._examined.clear()
+        scarce = self._space.scarce
+        if scarce is not None and any(self._cleanup(topic) != "keep" for topic in reader.topics()):
+            if scarce != self._problem:
+                _log.warning(scarce)
+            problems.append(scarce)
+
+    @property
+    def _worth(self) -> Worth:
+        return Worth() if self._space.scarce is None else WHILE_SCARCE
 
     @contextlib.contextmanager
     def _postponing(self, topic: Topic, problems: list[str]) -> Iterator[None]:
@@ -207,7 +235,7 @@ class Compaction:
     def _due(self, topic: Topic, clean_from: int) -> bool:
         if self._cleanup(topic) != "compact":
             return False
-        return due(self._upkeep.ranges(topic.name), clean_from, self._examined.get(topic.name, 0))
+        return due(self._upkeep.ranges(topic.name), clean_from, self._examined.get(topic.name, 0), self._worth.new)
 
     def _compact(self, reader: LogReader, topic: Topic, points: TopicPoints, old_enough: Settled) -> None:
         size = self._settings.log.segment_bytes
@@ -224,7 +252,8 @@ class Compaction:
                     raise _HeldBack
 
         try:
-            done = compact(self._upkeep, topic.name, points, self._recorded, go_on=go_on, target_bytes=size)
+            share = self._worth.dropped
+            done = compact(self._upkeep, topic.name, points, self._recorded, go_on=go_on, at_least=share, target_bytes=size)
         except _HeldBack:
             return  # the next look reckons with it
         self._examined[topic.name] = points.clean_from - 1

@@ -213,8 +213,8 @@ class Log(Strict):
     pin_mb: int | None = Field(None, ge=1)
     """A configured store that lacks more than this keeps nothing any longer. When left out, it does not matter how much a store lacks."""
     reserve_mb: int = Field(256, ge=0)
-    """Compaction leaves so much of the log's disk free for capture: it writes nothing that would leave less, and while there is less it gives back
-    at once what it has replaced."""
+    """Compaction leaves so much of the log's disk free for capture: it writes nothing that would leave less. While there is less, everything that `cleanup`
+    lets go goes at once ([log.md](log.md#when-it-happens))."""
     tables: Mapping[str, LogTable] = {}
     """For single tables (`schema.table`, `*` and `?` match): `cleanup`, `retain_hours`, `retain_mb` and `lookup`; the last that matches and says it decides."""
 

@@ -473,3 +473,63 @@ def test_a_store_that_is_added_while_what_stays_is_chosen_loses_nothing(
         assert not writer.upkeep.waiting()
         assert reader.topics()[0].clean_from == 0
     writer.close()
+
+
+def looked(compaction: Compaction, reader: EmbeddedLogReader, writer: EmbeddedLogWriter) -> list[str]:
+    """What one look finds wrong."""
+    problems: list[str] = []
+    thread = threading.Thread(target=compaction._look, args=(reader, problems), daemon=True)
+    thread.start()
+    commit_until(writer, lambda: not thread.is_alive())
+    thread.join()
+    return problems
+
+
+def test_while_the_disk_has_less_than_the_reserve_what_may_go_goes_early(shop: tuple[Settings, EmbeddedLogWriter]) -> None:
+    settings, writer = shop
+    settings = settings.model_copy(update={"log": settings.log.model_copy(update={"reserve_mb": 10})})
+    told(settings, 10**6)
+    for first in range(0, 300, 30):  # of 30 rows one is superseded: too few to write all of them again
+        at = writer.next_position
+        keys = [*range(first, first + 29), first]
+        writer.append(batch(ORDERS, [(Op.UPDATE, at + number, order(key, "now" * 20)) for number, key in enumerate(keys)]))
+        writer.commit(Lsn(int(at)), int(at) * HOUR_US)
+    writer.drain_seals()
+    before = writer.upkeep.ranges("public.orders")
+    room = [10**9]
+    worker_ = Compaction(settings, writer.upkeep, threading.Event(), free=lambda _: room[0])
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        assert (looked(worker_, reader, writer), writer.upkeep.ranges("public.orders")) == ([], before)
+        room[0] = 10**7 - 1
+        assert worker_._has_become_scarce()
+        (said,) = looked(worker_, reader, writer)
+        assert not worker_._has_become_scarce(), "each look afterwards comes in its time"
+        assert "less than 10 MB (log.reserve_mb) is left" in said
+        after = writer.upkeep.ranges("public.orders")
+        assert sum(one.rows for one in after) < sum(one.rows for one in before)
+        room[0] = 10**9
+        assert looked(worker_, reader, writer) == []
+    writer.close()
+
+
+def test_not_even_a_full_disk_takes_what_a_store_has_not_read_or_more_than_half_of_what_is_left(
+    shop: tuple[Settings, EmbeddedLogWriter],
+) -> None:
+    settings, writer = shop
+    settings = settings.model_copy(update={"log": settings.log.model_copy(update={"reserve_mb": 10})})
+    told(settings, 0)
+    grown(writer, 200)
+    before = writer.upkeep.ranges("public.orders")
+    room = [10**7 - 1]
+    worker_ = Compaction(settings, writer.upkeep, threading.Event(), free=lambda _: room[0])
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        assert (len(looked(worker_, reader, writer)), writer.upkeep.ranges("public.orders")) == (1, before)
+        told(settings, 10**6)
+        room[0] = 100
+        assert "would be left" in looked(worker_, reader, writer)[-1]
+        assert writer.upkeep.ranges("public.orders") == before
+        room[0] = 10**7 - 1
+        worker_._failed.clear()
+        looked(worker_, reader, writer)
+        assert sum(one.rows for one in writer.upkeep.ranges("public.orders")) < 200
+    writer.close()
