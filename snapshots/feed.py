@@ -184,6 +184,11 @@ class SnapshotFeed:
         with self._lock:
             return table_oid in self._holds or table_oid in self._again or not self._progress.finished(table_oid)
 
+    def outdated(self, table_oid: int) -> bool:
+        """Whether the log may have rows of this table in an older version than the stream has brought: some were held back and not read since."""
+        with self._lock:
+            return table_oid in self._holds or table_oid in self._again or self._progress.outdated(table_oid)
+
     def reset(self) -> None:
         """The stream starts over after its last durable commit, and what was appended since is gone: open chunks are read again."""
         with self._lock:

@@ -37,7 +37,10 @@ class _Load:
         self.turns.went_on(self.oid)
         self.unreadable.read(self.oid)
         if task.pages is not None:
-            self.progress.advance(self.oid, self.run, task.pages, rows, waiting=self.feed.held(self.oid))
+            holds = self.progress.holds(self.oid)
+            # Rows that had to be let go are lost with the process, too, until the table begins from the beginning.
+            waiting = self.oid in self.feed.unsettled()
+            self.progress.advance(self.oid, self.run, task.pages, rows, waiting=waiting, holds=holds)
 
     def finish(self) -> bool:
         return self.feed.finish(self.oid, self.run)

@@ -41,10 +41,12 @@ class Record:
     """It has joined the publication; what was changed in transactions open at that moment is not streamed, so they are waited for."""
     empties: bool = False
     """Before its first row comes, the log has to say that every earlier row is gone."""
+    outdated: bool = False
+    """It has begun from the beginning again, and is not finished: the log may have some of its rows as they were before a change that it lacks."""
 
     def restarted(self, *, empties: bool = False) -> Record:
         """Nothing of it has been read. What has to happen before its first row still has to."""
-        return Record(self.table, self.shape, self.files, joining=self.joining, empties=self.empties or empties)
+        return Record(self.table, self.shape, self.files, joining=self.joining, empties=self.empties or empties, outdated=True)
 
 
 _RECORD_FIELDS: Final = tuple(field.name for field in fields(Record))
@@ -75,6 +77,7 @@ class SnapshotProgress:
         """The file is older than the records, or may be."""
         self._lock = Lock()
         self._runs: Counter[int] = Counter()
+        self._holds: Counter[int] = Counter()
         self._parts: Counter[int] = Counter()
         """Rows that are durable but belong to ranges that are not finished; for showing only."""
         self._records = {oid: record.restarted() if record.waiting else record for oid, record in _read(self._path).items()}
@@ -129,14 +132,28 @@ class SnapshotProgress:
             if self._runs[oid] == run:
                 self._parts[oid] += rows
 
-    def advance(self, oid: int, run: int, pages: Interval, rows: int, *, waiting: bool) -> None:
-        """A range with so many rows (all of them shown before) is durable in the log. Passed over when the table has started over since."""
+    def outdated(self, oid: int) -> bool:
+        """Whether the log may have rows of the table in an older version than the stream has brought (see ``Record``)."""
+        with self._lock:
+            record = self._records.get(oid)
+            return record is None or record.waiting or record.outdated
+
+    def holds(self, oid: int) -> int:
+        """How often ``wait_for_rows`` was called for the table."""
+        with self._lock:
+            return self._holds[oid]
+
+    def advance(self, oid: int, run: int, pages: Interval, rows: int, *, waiting: bool, holds: int | None = None) -> None:
+        """A range with so many rows (all of them shown before) is durable in the log. Passed over when the table has started over since.
+
+        holds: as it was before somebody found out whether updates are ``waiting``: if one has been held since, they are."""
         with self._lock:
             record = self._records.get(oid)
             if record is None or record.finished or self._runs[oid] != run:
                 return
             self._parts[oid] -= rows
             done = record.done + rows
+            waiting = waiting or (record.waiting and holds not in (None, self._holds[oid]))
             self._records[oid] = replace(
                 record, done=done, total=max(record.total, done), pages=merged((*record.pages, pages)), waiting=waiting
             )
@@ -148,6 +165,7 @@ class SnapshotProgress:
     def wait_for_rows(self, oid: int) -> None:
         """Before an update is held back in memory (see ``Record.waiting``)."""
         with self._lock:
+            self._holds[oid] += 1
             record = self._records.get(oid)
             if record is not None and not record.waiting:
                 self._records[oid] = replace(record, waiting=True)
@@ -194,7 +212,7 @@ class SnapshotProgress:
             if record is None or self._runs[oid] != run:
                 return False
             self._parts.pop(oid, None)
-            self._records[oid] = replace(record, total=record.done, finished=True, waiting=False, pages=())
+            self._records[oid] = replace(record, total=record.done, finished=True, waiting=False, outdated=False, pages=())
             if record.waiting:
                 self._write()  # else a crash would let it begin from the beginning
             else:

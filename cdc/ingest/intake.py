@@ -81,7 +81,7 @@ class Intake:
                     memory.learn(batch)
                     homes[table_of(batch.schema).oid].add(topic.name)
         # Rows that were held back are not in the log: what it has of their keys may be older than what the stream has brought since.
-        for oid in filter(self.feed.unresolved, memory.relations):
+        for oid in filter(self.feed.outdated, memory.relations):
             memory.forget(oid)
         # A table that has changed its name lies in several topics, which were not read in the order of its changes.
         for oid in (oid for oid, topics in homes.items() if len(topics) > 1):

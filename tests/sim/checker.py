@@ -86,6 +86,8 @@ class Checker:
     _fold: dict[int, dict[Key, Entry]] = field(default_factory=dict)
     _rewritten: dict[int, int] = field(default_factory=dict)
     """Position of each table's last REWRITTEN record, or of the cut in which a column took another type: nothing before it is remembered."""
+    forgotten: dict[int, int] = field(default_factory=dict)
+    """Where the log stood when capture gave up what it remembered of a table, because the log may lack what the stream has brought of it."""
     _segments: dict[tuple[str, int], Path] = field(default_factory=dict)
     _gone: set[int] = field(default_factory=set)
     """Tables that were dropped, as of the newest cut."""
@@ -286,7 +288,7 @@ class Checker:
                 return
             awaited = expected.popleft()
             known = self._fold[awaited.oid].get(awaited.key) if awaited.oid in self._remembered else None
-            if known is not None and known.position > self._rewritten.get(awaited.oid, 0):
+            if known is not None and known.position > max(of.get(awaited.oid, 0) for of in (self._rewritten, self.forgotten)):
                 raise Violation("f", f"{awaited} was held back, though the log knows its row")
             self.waiting[awaited.oid].add(awaited.key)
             self.waited += 1

@@ -115,6 +115,7 @@ class Process:
             self._course.met("histories begun")
             self.capture.writer.begin_history()
         self._forget_what_is_read_again()
+        self._forget_what_is_outdated(self.capture)
         self._checker.reread(self._log)
 
     def _source_is_down(self) -> bool:
@@ -147,6 +148,11 @@ class Process:
             for oid in whole.keys() - known.keys():
                 del whole[oid]
 
+    def _forget_what_is_outdated(self, capture: Capture) -> None:
+        """Capture may have had to read from the log what it remembers, which does not tell what was held back."""
+        head = capture.writer.head.position
+        self._checker.forgotten.update((oid, head) for oid in self._source.tables if capture.feed.outdated(oid))
+
     def _take(self, capture: Capture) -> bool:
         link = capture.link
         assert link is not None
@@ -162,6 +168,7 @@ class Process:
             self._course.say(f"the stream broke: {error}")
             self._course.counts["reconnects"] += 1
             capture.broken()
+            self._forget_what_is_outdated(capture)
         if before and self._course.told:
             self._course.say(f"took {before - link.waiting} bytes, the log is at {capture.writer.head}")
         self.look()
@@ -249,6 +256,7 @@ class Process:
                 self._course.counts["compactions refused"] += 1
                 if self.capture.connected:
                     self.capture.broken()
+                    self._forget_what_is_outdated(self.capture)
             except LogAway:
                 self._course.met("compactions that met a tier which did not answer")
         except (OSError, HeadwaterError) as error:

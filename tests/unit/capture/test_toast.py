@@ -225,7 +225,7 @@ def test_where_rows_were_held_back_the_log_does_not_tell_what_the_stream_has_bro
     with closing(EmbeddedLogWriter(tmp_path / "log", disk=QuickDisk())) as writer:
         writer.append(pa.RecordBatch.from_pylist([row], schema=batch_schema(DOCS)))
         writer.commit(Lsn(1), 0)
-        Intake(tmp_path / "log", writer, memory, Mock(unresolved=Mock(return_value=held)), Mock()).catch_up()
+        Intake(tmp_path / "log", writer, memory, Mock(outdated=Mock(return_value=held)), Mock()).catch_up()
     assert memory.position == 1
     assert ("held" in decode(memory, wire.update(20, ["a", wire.UNCHANGED, None, "5"]))[0]) == held
 

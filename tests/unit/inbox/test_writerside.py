@@ -419,7 +419,7 @@ def test_capture_learns_nothing_from_topics_that_it_does_not_bring(tmp_path: Pat
         given = handover(tmp_path, inbox_of(tmp_path, writer))
         given.open(deadline())
         given.give("1", TOPIC, KEY, rows(1), deadline())
-        Intake(tmp_path / "log", writer, memory, Mock(unresolved=lambda _: False), Mock()).catch_up()
+        Intake(tmp_path / "log", writer, memory, Mock(outdated=lambda _: False), Mock()).catch_up()
         assert memory.position == 1
         assert list(memory.relations) == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from cdc.model.position import Cut, Lsn, Position
 from snapshots.catalog import SourceTable
 from snapshots.feed import Chunk, SnapshotFeed, State, place
 from snapshots.fence import Barrier, Snapshot
+from snapshots.jobs import Job, Task
+from snapshots.loads import Loads
 from snapshots.progress import SnapshotProgress
 from tests.unit.snapshots.rows import T, batch, group
 
@@ -261,3 +264,24 @@ def test_a_chunk_of_another_shape_than_a_held_row_is_read_again(feed: SnapshotFe
     feed.hold(batch(renamed, [{"a": 1, "b": "x"}]), {"renamed": np.array([True])})
     assert feed.chunk_at(Watermark(b"chunk:1", 50)) is None
     assert chunk.state is State.REFUSED
+
+
+def test_a_range_that_ends_after_held_rows_were_let_go_does_not_end_the_waiting(feed: SnapshotFeed, tmp_path: Path) -> None:
+    """The stream broke, and what it held of the table is lost: until that begins again from its beginning, a crash must not let it go on."""
+    job = _job(feed)
+    feed.hold(batch(T, [{"a": 1, "b": "x", "v": "sent"}]), {"w": np.array([True])})
+    feed.reset()
+    job.purpose.advance(Task((), pages=(0, 5)), 10)
+    assert SnapshotProgress(tmp_path).begin(SOURCE, "files").pages == ()
+    feed.reading_again(T.oid)
+    _job(feed).purpose.advance(Task((), pages=(0, 5)), 10)
+    assert SnapshotProgress(tmp_path).begin(SOURCE, "files").pages == ((0, 5),)
+
+
+def _job(feed: SnapshotFeed) -> Job:
+    options = Mock(snapshot_chunk_rows=10, snapshot_workers=1, snapshot_rows_per_s=None)
+    steps = Loads(options, feed, feed._progress, Mock(), Mock(), Mock()).job(SOURCE, Mock(files="files"), 0, joined=True)
+    with pytest.raises(StopIteration) as ended:
+        next(steps)
+    assert isinstance(ended.value.value, Job)
+    return ended.value.value

@@ -45,6 +45,41 @@ def test_ranges_are_written_now_and_then_but_what_waits_at_once(tmp_path: Path) 
     assert progress.tables() == [TableProgress("public.t", 60, 100)]
 
 
+def test_the_log_is_behind_the_stream_once_rows_that_were_held_are_lost(tmp_path: Path) -> None:
+    """Not while a table is read for the first time, however often capture begins again meanwhile."""
+    assert SnapshotProgress(tmp_path).outdated(T.oid), "nothing is known of it"
+    progress = SnapshotProgress(tmp_path, interval_s=0.0)
+    run = progress.begin(SOURCE, "files").number
+    progress.advance(T.oid, run, (0, 5), 60, waiting=False)
+    assert not SnapshotProgress(tmp_path).outdated(T.oid)
+    progress.wait_for_rows(T.oid)
+    assert progress.outdated(T.oid)
+    progress.advance(T.oid, run, (5, 7), 60, waiting=False)
+    assert not progress.outdated(T.oid), "what was held is in the log"
+    progress.wait_for_rows(T.oid)
+    again = SnapshotProgress(tmp_path, interval_s=0.0)
+    assert again.outdated(T.oid)
+    run = again.begin(SOURCE, "files").number
+    again.advance(T.oid, run, (0, 5), 60, waiting=False)
+    again = SnapshotProgress(tmp_path, interval_s=0.0)
+    assert again.outdated(T.oid), "part of it has been read again"
+    again.finish(T.oid, again.begin(SOURCE, "files").number)
+    assert not SnapshotProgress(tmp_path).outdated(T.oid)
+
+
+def test_an_update_that_is_held_while_a_range_ends_still_waits(tmp_path: Path) -> None:
+    """The worker had found that nothing is held a moment before."""
+    progress = SnapshotProgress(tmp_path)
+    run = progress.begin(SOURCE, "files").number
+    holds = progress.holds(T.oid)
+    progress.wait_for_rows(T.oid)
+    progress.advance(T.oid, run, (0, 5), 60, waiting=False, holds=holds)
+    assert SnapshotProgress(tmp_path).begin(SOURCE, "files").pages == (), "a crash lets it begin from the beginning"
+    progress.advance(T.oid, run, (5, 7), 60, waiting=False, holds=progress.holds(T.oid))
+    progress.flush()
+    assert SnapshotProgress(tmp_path).begin(SOURCE, "files").pages == ((0, 7),)
+
+
 def test_what_is_done_is_written_when_it_is_due_and_what_waits_at_once(tmp_path: Path) -> None:
     other = replace(SOURCE, table=replace(T, oid=8, name="other"))
     progress = SnapshotProgress(tmp_path, interval_s=3600.0)
