@@ -58,6 +58,9 @@ class Traits:
     """Only its follower and an audit open it: `cdc doctor` and `cdc plan` leave it alone."""
     evolves: bool = False
     """A column takes another name or type in place; rows that are there are not written again for it."""
+    passing: bool = False
+    """It keeps neither rows nor a mark: what it was given has gone on. So it may begin anywhere: a cut that is committed before it is opened is the
+    place (`cdc follow NAME --from`). A store that keeps rows begins where its own marks say, and nowhere else."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,13 +40,13 @@ class FileFormat(StrEnum):
     debezium = "debezium"
 
 
-_PLACE = (
+PLACE: Final = (
     "a position (4711), an LSN (16/B374D848; of a source that was restored, one of its newest history) "
     "or a time (2026-11-22T18:00:00Z; without a zone UTC)"
 )
 Topics = Annotated[str | None, typer.Argument(help="schema.table; all topics when left out.")]
 OneTopic = Annotated[str, typer.Argument(metavar="TOPIC", help="schema.table")]
-From = Annotated[str | None, typer.Option("--from", metavar="PLACE", help=f"Begin with the first change at or after {_PLACE}.")]
+From = Annotated[str | None, typer.Option("--from", metavar="PLACE", help=f"Begin with the first change at or after {PLACE}.")]
 To = Annotated[str | None, typer.Option("--to", metavar="PLACE", help="End with the last change at or before such a place.")]
 At = Annotated[
     str | None,
@@ -120,7 +120,7 @@ def grep(
 def diff(
     context: typer.Context,
     topic: OneTopic,
-    begin: Annotated[str, typer.Option("--from", metavar="PLACE", help=f"The rows as they were at {_PLACE} …")],
+    begin: Annotated[str, typer.Option("--from", metavar="PLACE", help=f"The rows as they were at {PLACE} …")],
     to: Annotated[str | None, typer.Option("--to", metavar="PLACE", help="… and as they were at this one (default: now).")] = None,
     form: Form = Format.text,
     as_json: AsJson = False,

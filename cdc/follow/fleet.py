@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import structlog
 
 from cdc.errors import StopState
+from cdc.follow.access import Ports
 from cdc.follow.follower import Follower
 from cdc.follow.storelog import StoreLog
 from cdc.log.contract import LogReader
@@ -53,13 +54,14 @@ class _Standing:
 
 @dataclass(slots=True)
 class Fleet:
-    """One thread only. ``runner``: makes the thread of a follower that ends when the event is set."""
+    """One thread only. ``runner``: makes the thread of a follower that ends when the event is set. ``ports``: every follower's."""
 
     log_dir: Path
     run_dir: Path
     reader: LogReader
     contracts: Mapping[str, Contract]
     runner: Callable[[Follower, threading.Event], Runner]
+    ports: Ports = field(default_factory=Ports)
     _stores: dict[str, _Standing] = field(default_factory=dict)
     _wanted: Mapping[str, StoreOptions] = field(default_factory=dict)
     _left_out: dict[str, StoreOptions] = field(default_factory=dict)
@@ -168,7 +170,7 @@ class Fleet:
     def _made(self, store: str) -> _Standing:
         halt = threading.Event()
         options = self._wanted[store]
-        follower = Follower(store, options, self.log_dir, self.reader, self.run_dir, halt, self.contracts)
+        follower = Follower(store, options, self.log_dir, self.reader, self.run_dir, halt, self.contracts, self.ports)
         return _Standing(follower, self.runner(follower, halt), halt, StoreLog(follower, self.reader))
 
     def _leave_out(self, store: str) -> bool:

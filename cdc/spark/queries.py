@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from cdc.errors import HeadwaterError, Stopped
+from cdc.follow.access import Ports
 from cdc.follow.apply import Slices
 from cdc.follow.fleet import Fleet
 from cdc.follow.follower import LARGE_ROWS, Follower
@@ -61,11 +62,13 @@ def run_followers(
     stop: threading.Event,
     contracts: Mapping[str, Contract] | None = None,
     wanted: Callable[[], Mapping[str, StoreOptions]] | None = None,
+    ports: Ports | None = None,
 ) -> int:
     """Follows the log with every store until ``stop`` is set, then finishes the batches under way and returns the exit code.
 
     until_caught_up: returns as soon as every store holds what the log held at the start.
     wanted: asked now and then which stores are to be followed; those that differ from before are begun, ended or opened again alone.
+    ports: the followers' (default: the product's own).
     Returns 0, or 4 when every store is in a stop state, or one of them is at the end. Raises HeadwaterError when one of the stores is
     followed already, and the stop state when none may run.
     """
@@ -76,7 +79,7 @@ def run_followers(
         def query(follower: Follower, halt: threading.Event) -> StoreQuery:
             return StoreQuery(engine, follower, reader, log_dir, scratch, halt)
 
-        fleet = Fleet(log_dir, run_dir, reader, contracts or {}, query)
+        fleet = Fleet(log_dir, run_dir, reader, contracts or {}, query, ports or Ports())
         target = reader.head().position
         use_session(engine.session)
         fleet.begin(stores)
