@@ -27,6 +27,10 @@ from sinks.render.jsonrows import lines
 class Options(StoreOptions):
     renders = True
 
+    @property
+    def keys_apart(self) -> bool:
+        return False  # the line of a deleted row has nothing else
+
 
 class ConsoleSink:
     def __init__(self, name: str, options: Options, out: BinaryIO) -> None:

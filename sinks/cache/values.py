@@ -24,7 +24,7 @@ from sinks.cache.resp import fields_of
 from sinks.render.choices import Choices
 from sinks.render.jsonkernels import VALUE
 from sinks.render.jsonrows import Texts, fields, plain_documents
-from sinks.render.jsontext import from_fields, meant_rows, parse, row_texts
+from sinks.render.jsontext import from_fields, is_whole, meant_rows, parse, row_texts
 
 Fields = Mapping[str, Any]
 
@@ -55,6 +55,10 @@ class Form(Protocol):
         """Reads what the server holds under some keys, as columns; None where it is nothing of ours."""
         ...
 
+    def whole(self, found: Fields, schema: TopicSchema) -> bool:
+        """Whether these are exactly the fields of one of the table's rows."""
+        ...
+
     def rows(self, found: Sequence[Fields], schema: TopicSchema) -> pa.RecordBatch:
         """Reads the fields as rows. Schema: ``audit_schema(schema)``; a column that is missing is NULL."""
         ...
@@ -77,6 +81,9 @@ class Json:
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_document(value) for value in values]
 
+    def whole(self, found: Fields, schema: TopicSchema) -> bool:
+        return is_whole(found, schema, self._choices.style(schema))
+
     def rows(self, found: Sequence[Fields], schema: TopicSchema) -> pa.RecordBatch:
         return row_texts([dict(one) for one in found], schema, self._choices.style(schema))
 
@@ -94,7 +101,7 @@ class Hash:
     def write(self, batch: pa.RecordBatch, schema: TopicSchema) -> Written:
         named = [
             (
-                member.column.name.encode(),
+                (member.column.path or (member.column.name,))[0].encode(),
                 texts,
                 None if member.states is None else np.where(member.states == VALUE, 0, 1).astype(np.uint8),
             )
@@ -104,6 +111,10 @@ class Hash:
 
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_fields(value) for value in values]
+
+    def whole(self, found: Fields, schema: TopicSchema) -> bool:
+        style = self._choices.style(schema)
+        return is_whole(from_fields(found, schema, style), schema, style, nulls=False)
 
     def rows(self, found: Sequence[Fields], schema: TopicSchema) -> pa.RecordBatch:
         style = self._choices.style(schema)

@@ -40,7 +40,6 @@ from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, Traits
 from sinks.followedlog import Followed
 from sinks.render import jsonrows
 from sinks.render.choices import Choices
-from sinks.render.jsontext import meant_rows
 from sinks.retry import Fate
 from sinks.search import bulk, conditional, fields
 from sinks.search.barriers import SearchBarriers
@@ -83,6 +82,10 @@ class Options(Address, StoreOptions):
     workers_from_rows: int = Field(0, ge=0)
     """As for every store. By default never: building requests is a small part of their cost, and two of them are under way at once
     anyway. A cluster of several nodes may want Spark's workers."""
+
+    @property
+    def keys_apart(self) -> bool:
+        return True
 
     @property
     def server_url(self) -> SecretStr:
@@ -248,7 +251,7 @@ class SearchSink:
         indices.refresh(one.index for one in indices.all(standings=False) if indices.mine(one))
 
     def as_held(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
-        return meant_rows(rows, schema, self._choices.style(schema))
+        return self._documents.as_held(rows, schema)
 
     def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
         return self._documents.scan(schema)
