@@ -6,7 +6,7 @@ A stream of lines keeps nothing, so the applied cut lives as long as the process
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 import numpy as np
@@ -65,6 +65,11 @@ class ConsoleSink:
     def projected(self) -> str | None:
         """Nothing: printed lines stay as they are."""
         return None
+
+    def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
+        schema = topic_schema(rows.schema)
+        for line in lines(rows, schema, self._choices.style(schema)).decode().splitlines():
+            yield {"line": line}
 
     def shape(self, topic: str) -> Shape | None:
         return self._shapes.get(topic)

@@ -55,6 +55,11 @@ class HeldLog:
                 self._holdings[topic.name] = settled(self._store, topic.schema, decoded(shape.schema.holding), holding)
         self._settled = True
 
+    def check(self) -> None:
+        """Raises ConfigError where the configuration says something of a column that does not exist, whatever the store has. For who opens no store."""
+        for topic in selected(self._log, self._options.tables):
+            check(self._store, self._options, topic.schema)
+
     def holding(self, topic: str) -> Holding:
         """What the store holds of a topic."""
         found = self._holdings.get(topic)

@@ -23,7 +23,7 @@ from sinks.cache.ledger import Projection
 from sinks.cache.resp import fields_of
 from sinks.render.choices import Choices
 from sinks.render.jsonkernels import VALUE
-from sinks.render.jsonrows import Texts, fields, plain_documents
+from sinks.render.jsonrows import Member, Texts, fields, plain_documents
 from sinks.render.jsontext import from_fields, is_whole, meant_rows, parse, row_texts
 
 Fields = Mapping[str, Any]
@@ -42,6 +42,13 @@ class Written:
 
 class Form(Protocol):
     """One of the two forms that a value may have."""
+
+    command: str
+    """The server's command that sets it."""
+
+    def shown(self, batch: pa.RecordBatch, schema: TopicSchema) -> list[str]:
+        """Each row's value for people: JSON, of a hash an object of its fields."""
+        ...
 
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         """Adds the question for this key's value, which ``read`` takes the answer to."""
@@ -69,6 +76,11 @@ class Form(Protocol):
 
 
 class Json:
+    command = "SET"
+
+    def shown(self, batch: pa.RecordBatch, schema: TopicSchema) -> list[str]:
+        return [value.decode() for value in self.write(batch, schema).texts.to_array().to_pylist()]
+
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
 
@@ -92,6 +104,17 @@ class Json:
 
 
 class Hash:
+    command = "HSET"
+
+    def shown(self, batch: pa.RecordBatch, schema: TopicSchema) -> list[str]:
+        found: list[dict[str, str]] = [{} for _ in range(len(batch))]
+        for member, texts in fields(batch, schema, self._choices.style(schema)):
+            there = np.ones(len(batch), np.bool_) if member.states is None else member.states == VALUE
+            for row, text in enumerate(texts.to_array().to_pylist()):
+                if there[row]:
+                    found[row][_name_of(member)] = text.decode()
+        return [json.dumps(row, ensure_ascii=False) for row in found]
+
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
 
@@ -101,7 +124,7 @@ class Hash:
     def write(self, batch: pa.RecordBatch, schema: TopicSchema) -> Written:
         named = [
             (
-                (member.column.path or (member.column.name,))[0].encode(),
+                _name_of(member).encode(),
                 texts,
                 None if member.states is None else np.where(member.states == VALUE, 0, 1).astype(np.uint8),
             )
@@ -122,6 +145,10 @@ class Hash:
 
     def meant(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
         return meant_rows(rows, schema, self._choices.style(schema))
+
+
+def _name_of(member: Member) -> str:
+    return (member.column.path or (member.column.name,))[0]
 
 
 def shown(rules: AsRules) -> str:

@@ -90,6 +90,12 @@ def document_pieces(batch: pa.RecordBatch, schema: TopicSchema, style: Style) ->
     return object_pieces(_placed(batch, schema, style), head_pieces(batch), rows=len(batch))
 
 
+def sources(batch: pa.RecordBatch, schema: TopicSchema, style: Style) -> list[str]:
+    """Each row's document as readers find it, without the fields that are ours."""
+    whole = join(object_pieces(_placed(batch, schema, style), rows=len(batch)))
+    return [document.decode() for document in whole.to_array().to_pylist()]
+
+
 def _placed(batch: pa.RecordBatch, schema: TopicSchema, style: Style) -> Iterator[Member]:
     beside: list[Member] = []
     for member in members(batch, schema, style):

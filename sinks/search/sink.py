@@ -40,6 +40,7 @@ from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, Traits
 from sinks.followedlog import Followed
 from sinks.render import jsonrows
 from sinks.render.choices import Choices
+from sinks.render.rowtext import keys
 from sinks.retry import Fate
 from sinks.search import bulk, conditional, fields
 from sinks.search.barriers import SearchBarriers
@@ -48,7 +49,7 @@ from sinks.search.documents import Documents
 from sinks.search.indices import APART, Indices
 from sinks.search.ledger import Entry, SearchLedger
 from sinks.search.looks import StoreLooks
-from sinks.search.names import shared
+from sinks.search.names import document_ids, places, shared
 from sinks.search.overview import Overview
 from sinks.search.purge import Purging
 from sinks.search.rows import Rows
@@ -174,6 +175,12 @@ class SearchSink:
 
     def projected(self) -> str | None:
         return None
+
+    def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
+        schema = topic_schema(rows.schema)
+        index, ids = places(self._options.index, schema).alias, document_ids(keys(rows, schema)).to_pylist()
+        for identity, document in zip(ids, fields.sources(rows, schema, self._choices.style(schema)), strict=True):
+            yield {"index": index, "id": identity, "document": document}
 
     def shape(self, topic: str) -> Shape | None:
         return self._tables.shape(topic)
