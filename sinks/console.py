@@ -7,7 +7,7 @@ it may begin anywhere in the log (``Traits.passing``).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 import numpy as np
@@ -27,6 +27,10 @@ from sinks.render.jsonrows import lines
 
 class Options(StoreOptions):
     renders = True
+
+    @property
+    def keys_apart(self) -> bool:
+        return False  # the line of a deleted row has nothing else
 
 
 class ConsoleSink:
@@ -62,6 +66,11 @@ class ConsoleSink:
     def projected(self) -> str | None:
         """Nothing: printed lines stay as they are."""
         return None
+
+    def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
+        schema = topic_schema(rows.schema)
+        for line in lines(rows, schema, self._choices.style(schema)).decode().splitlines():
+            yield {"line": line}
 
     def shape(self, topic: str) -> Shape | None:
         return self._shapes.get(topic)

@@ -28,7 +28,7 @@ Postgres's type numbers and modifiers end before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -122,6 +122,11 @@ class Sink(Protocol):
     def projected(self) -> str | None:
         """The change, in words, that the next writer makes to every row because the options are different now; None: none. Raises ConfigError
         where it cannot. For a sink that was opened to read (`cdc plan`)."""
+        ...
+
+    def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
+        """What the store would be given for each of these rows: the name of each part (such as ``index``, ``id``, ``document``) → its text. A batch
+        as ``apply`` takes it, without deletes. An unopened sink is asked, and touches no store. Raises ConfigError as ``prepare`` does."""
         ...
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:

@@ -10,8 +10,9 @@ whole (the warehouse): rows show only after ``commit``.
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -353,6 +354,10 @@ class MemorySink:
 
     def foresee(self, schemas: Sequence[TopicSchema]) -> None:
         """Any table fits."""
+
+    def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
+        for row in row_text(rows, topic_schema(rows.schema)).to_pylist():
+            yield {"row": json.dumps(row, ensure_ascii=False)}
 
     def projected(self) -> str | None:
         return None

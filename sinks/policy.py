@@ -47,7 +47,8 @@ def judge(held: TopicSchema | None, change: TopicChange, policy: SchemaPolicy, r
     The contract counts whatever the policy: it is broken when a required column was there and no longer is.
     """
     why = described(held, change)
-    gone = [name for name in required if held is not None and name in held.names and name not in remaining(change)]
+    there = () if held is None else {column.column_name for column in held.fields}
+    gone = [name for name in required if name in there and name not in remaining(change)]
     if gone:
         return Verdict(Action.BROKEN, f"{why}; its contract requires {', '.join(gone)}")
     if held is None:
@@ -69,9 +70,9 @@ _ACTIONS: Final = {RowsBefore.GONE: Action.EMPTY, RowsBefore.AGAIN: Action.REWRI
 
 
 def remaining(change: TopicChange) -> tuple[str, ...]:
-    """The columns that rows have from here on; none for a table that is gone."""
+    """The columns, by their names at the source, that rows have from here on; none for a table that is gone."""
     gone = change.kind in (Kind.DROPPED, Kind.RENAMED)
-    return () if gone else tuple(change.schema.names)
+    return () if gone else tuple(column.column_name for column in change.schema.fields)
 
 
 def described(held: TopicSchema | None, change: TopicChange) -> str:

@@ -6,10 +6,12 @@ Columns go by number where both definitions know it, so a rename keeps the value
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from cdc.errors import ConfigError, StopState
 from cdc.model.batch import EXACT, LSN, META_FIELDS, OP, POSITION, TS, Op, topic_batch_schema, topic_schema
 from cdc.model.evolution import differences
 from cdc.model.pgtypes import canonical_text
@@ -17,9 +19,16 @@ from cdc.model.topic import TopicField, TopicSchema
 from sinks.render.fromtext import exact_column, typed
 from sinks.render.rowtext import exact_values
 
+_BUILD_AGAIN: Final = f"cdc resume {StopState.STORE_REFUSES} --rebuild empties the store and builds it again from the log"
+
 
 def origins(old: TopicSchema, new: TopicSchema) -> Mapping[str, TopicField | None]:
-    """Each column of ``new`` by name, and the column of ``old`` that it was; None when it was not there."""
+    """Each column of ``new`` by name, and the column of ``old`` that it was; None when it was not there.
+
+    Raises ConfigError where a store holds other columns under one than under the other (``sinks.holding``): rows are never taken from one to the other.
+    """
+    if old.holding != new.holding:
+        raise ConfigError(f"rows of {new.topic} would be mixed with rows of other columns", hint=_BUILD_AGAIN)
     found: dict[str, TopicField | None] = {column.name: column for column in new.fields}
     for change in differences(old, new):
         if change.new is not None:

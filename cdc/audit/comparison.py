@@ -25,6 +25,7 @@ from cdc.model.topic import TopicSchema
 from cdc.privacy.policies import Protection
 from cdc.source.rows import SourceRows
 from sinks.contract import Sink, audit_schema
+from sinks.holding import ALL, Holding
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +43,22 @@ class SourceSide:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A table to audit. ``expected_rows``: of the log's topic. ``captured``: whether the log has the table at all."""
+    """A table to audit. ``expected_rows``: of the log's topic. ``captured``: whether the log has the table at all. ``holding``: what the store holds
+    of it."""
 
     table: Table
     expected_rows: int = 0
     captured: bool = True
+    holding: Holding = ALL
 
     @property
     def schema(self) -> TopicSchema:
-        """The table's, as stores know it."""
-        return TopicSchema.of(self.table)
+        """The table's, as the store has it."""
+        return self.holding.held(TopicSchema.of(self.table))
+
+    def as_held(self, sink: Sink, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The table's rows of text as the store has them."""
+        return sink.as_held(self.holding.rows(rows, TopicSchema.of(self.table)), self.schema)
 
 
 @dataclass(slots=True)
@@ -109,7 +116,7 @@ def compare(
     started = time.monotonic()
     if target.captured:
         _refuse_former_shape(sink, schema)
-    texts, key = audit_schema(schema), key_indices(table)
+    texts, key = audit_schema(schema), key_indices(schema)
     rows = database.rows(table)
     store_failed = threading.Event()
     with ExitStack() as stack:
@@ -122,7 +129,7 @@ def compare(
         def tell(phase: str) -> None:
             progress(Progress(sink.name, table.qualified, phase, source.rows, store.rows, target.expected_rows))
 
-        reading = pool.submit(_fill, source, (sink.as_held(part, schema) for part in rows.scan(lambda: not store_failed.is_set())))
+        reading = pool.submit(_fill, source, (target.as_held(sink, part) for part in rows.scan(lambda: not store_failed.is_set())))
         if target.captured:
             for batch in sink.scan(schema):
                 store.add(batch)

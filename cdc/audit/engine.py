@@ -20,15 +20,15 @@ import pyarrow as pa
 from cdc.audit.records import I64, RECORD, KeptDigests, KeptKeys
 from cdc.kernels.digests import U64, digests
 from cdc.kernels.jit import kernel
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 
 SPILL_ROWS: Final = 8_000_000
 """A side with more rows than this (32 bytes each) goes to files, divided into ranges of the key digest."""
 
 
-def key_indices(table: Table) -> tuple[int, ...]:
+def key_indices(schema: TopicSchema) -> tuple[int, ...]:
     """Indices of the key's columns; of all columns where the rows cannot be told apart."""
-    return tuple(i for i, column in enumerate(table.columns) if column.key) or tuple(range(len(table.columns)))
+    return tuple(i for i, column in enumerate(schema.fields) if column.key) or tuple(range(len(schema.fields)))
 
 
 class Side:

@@ -17,7 +17,7 @@ from cdc.audit.engine import key_indices
 from cdc.audit.findings import Progress, Report, RowDifference
 from cdc.audit.suspects import Differing, KeyLook, joined, look
 from cdc.model.position import Cut, Lsn
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from cdc.source.rows import snapshot
 from sinks.contract import Sink
 from sinks.render.meaning import plain_key
@@ -71,10 +71,11 @@ class _Seen:
 
 def _source_look(database: SourceSide, sink: Sink, audited: TableInWork, seed: int) -> _Seen:
     table, schema = audited.target.table, audited.target.schema
-    rows, held = database.rows(table), partial(sink.as_held, schema=schema)
+    rows, held = database.rows(table), partial(audited.target.as_held, sink)
+    by_key = plain_key(schema) and (bool(schema.key) or audited.target.holding.everything)
 
     def fetch(keys: pa.RecordBatch) -> list[pa.RecordBatch]:
-        return [held(part) for part in rows.fetch(keys)] if plain_key(schema) else rows.fetch_meant(keys, held)
+        return [held(part) for part in rows.fetch(keys)] if by_key else rows.fetch_meant(keys, held)
 
     return _look(audited, fetch, seed)
 
@@ -86,12 +87,12 @@ def _store_look(sink: Sink, audited: TableInWork, seed: int) -> _Seen:
 
 
 def _look(audited: TableInWork, fetch: Callable[[pa.RecordBatch], list[pa.RecordBatch]], seed: int) -> _Seen:
-    table = audited.target.table
+    table, schema = audited.target.table, audited.target.schema
     looks, rows = [], []
     for start in range(0, audited.settling.open, FETCH_KEYS):
         keys = audited.settling.keys.slice(start, FETCH_KEYS)
         found = fetch(keys)
-        looks.append(look(keys, found, key_indices(table), len(table.columns), seed))
+        looks.append(look(keys, found, key_indices(schema), len(schema.fields), seed))
         rows += found
     seen = joined(looks)
     return _Seen(seen.distinct() if table.whole_rows else seen, rows)
@@ -101,23 +102,23 @@ def _explain(
     audited: TableInWork, differing: Differing, source: Sequence[pa.RecordBatch], store: Sequence[pa.RecordBatch]
 ) -> Iterator[RowDifference]:
     """The first differing keys in words, up to ``LISTED_KEYS`` of the table."""
-    table = audited.target.table
+    schema = audited.target.schema
     room = LISTED_KEYS - len(audited.differences)
     for index, key in enumerate(differing.keys.slice(0, max(room, 0)).to_pylist()):
         kind = differing.kind(index)
         columns: tuple[str, ...] = ()
         if kind == "different":
-            ours, theirs = _row(table, source, key), _row(table, store, key)
-            columns = tuple(name for name in table.names if ours.get(name) != theirs.get(name))
+            ours, theirs = _row(schema, source, key), _row(schema, store, key)
+            columns = tuple(name for name in schema.names if ours.get(name) != theirs.get(name))
         yield RowDifference(kind, key, columns)
 
 
-def _row(table: Table, batches: Sequence[pa.RecordBatch], key: Mapping[str, str | None]) -> dict[str, str | None]:
-    names = [table.names[i] for i in key_indices(table)]
+def _row(schema: TopicSchema, batches: Sequence[pa.RecordBatch], key: Mapping[str, str | None]) -> dict[str, str | None]:
+    names = [schema.names[i] for i in key_indices(schema)]
     for batch in batches:
         mask = np.ones(batch.num_rows, np.bool_)
         for name in names:
-            column = batch.column(table.names.index(name))
+            column = batch.column(schema.names.index(name))
             value = key[name]
             same = column.is_null() if value is None else pc.equal(column, value).fill_null(False)
             mask &= same.to_numpy(zero_copy_only=False)

@@ -22,6 +22,7 @@ from cdc.log.orphans import ended_topics
 from cdc.model.evolution import Kind
 from cdc.model.position import ZERO_CUT, Cut, Lsn, format_lsn
 from cdc.model.selection import matches
+from cdc.model.topic import TopicSchema
 from cdc.privacy.policies import protection_of
 from cdc.settings.models import Settings
 from cdc.source.catalog import load_published
@@ -30,6 +31,8 @@ from cdc.source.rows import snapshot
 from cdc.state import status, stops
 from sinks import make_sink, traits_of
 from sinks.contract import Sink
+from sinks.heldlog import HeldLog
+from sinks.holding import bound
 from sinks.retry import ATTEMPTS_MAX, backoff_s
 from sinks.sparksession import use_session
 
@@ -66,14 +69,15 @@ def audit(
         connection = stack.enter_context(connect(settings.source.dsn.get_secret_value(), application="headwater-audit"))
         database = SourceSide(connection, settings.source.publication, protection_of(settings, reader))
         for name in settings.stores if store is None else (store,):
-            tables = partial(targets, settings, reader, database, name, table)
-            audits.append(_audited(settings, reader, name, database, tables, progress, timeout_s))
+            held = HeldLog(reader, name, settings.stores[name])
+            tables = partial(targets, settings, held, database, name, table)
+            audits.append(_audited(settings, held, name, database, tables, progress, timeout_s))
     return audits
 
 
 def _audited(
     settings: Settings,
-    reader: LogReader,
+    reader: HeldLog,
     name: str,
     database: SourceSide,
     tables: Callable[[], Sequence[Target]],
@@ -118,7 +122,7 @@ def _runs(settings: Settings) -> bool:
     return any(part is not None and status.alive(part.pid) for part in parts)
 
 
-def targets(settings: Settings, reader: LogReader, database: SourceSide, store: str, table: str | None) -> list[Target]:
+def targets(settings: Settings, reader: HeldLog, database: SourceSide, store: str, table: str | None) -> list[Target]:
     """The store's tables, as the log knows them; published tables that the log has nothing of are among them.
 
     Raises ConfigError when ``table`` selects none.
@@ -126,10 +130,17 @@ def targets(settings: Settings, reader: LogReader, database: SourceSide, store: 
     patterns = settings.stores[store].tables
     # Of a table that was dropped or renamed there is nothing to compare: its rows went from the stores with it.
     gone = {name for name, kind in ended_topics(reader).items() if kind in (Kind.DROPPED, Kind.RENAMED)}
-    found = {topic.name: Target(topic.table, topic.rows) for topic in captured(reader) if topic.name not in gone}
+    found = {
+        topic.name: Target(topic.table, topic.rows, holding=reader.holding(topic.name))
+        for topic in captured(reader)
+        if topic.name not in gone
+    }
     for published in load_published(database.connection, settings.source.publication, settings.source.tables):
         if published.qualified not in found:
-            found[published.qualified] = Target(database.protection.logged(published), captured=False)
+            logged = database.protection.logged(published)
+            found[published.qualified] = Target(
+                logged, captured=False, holding=bound(settings.stores[store], TopicSchema.of(logged))
+            )
     asked = ("*",) if table is None else (table,)
     wanted = [target for _, target in sorted(found.items()) if matches(patterns, target.table) and matches(asked, target.table)]
     if table is not None and not wanted:
@@ -138,14 +149,16 @@ def targets(settings: Settings, reader: LogReader, database: SourceSide, store: 
 
 
 @contextmanager
-def _opened(settings: Settings, name: str, reader: LogReader) -> Iterator[Sink]:
+def _opened(settings: Settings, name: str, reader: HeldLog) -> Iterator[Sink]:
     options = settings.stores[name]
     with ExitStack() as stack:
         if traits_of(options).needs_spark:
             stack.enter_context(_spark(settings))
         sink = make_sink(name, options)
         stack.callback(sink.close)
+        reader.forget()
         sink.open(reader)
+        reader.settle(sink)
         yield sink
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cdc.commands import audit, doctor, follow, init, log, plan, resume, run, snapshot, status, wait
+from cdc.commands import audit, doctor, follow, init, log, plan, preview, resume, run, schema, snapshot, status, wait
 from cdc.commands.invocation import Invocation
 from cdc.commands.logsetup import configure_logs
 from cdc.version import VERSION
@@ -47,5 +47,7 @@ app.command("wait")(wait.wait)
 app.command("status")(status.status)
 app.command("audit")(audit.audit)
 app.command("plan")(plan.plan)
+app.command("preview")(preview.preview)
+app.command("schema")(schema.schema)
 app.command("resume")(resume.resume)
 app.add_typer(log.app, name="log")

@@ -33,6 +33,7 @@ from cdc.source.slot import ensure_slot, read_slot
 from cdc.state.approvals import asked_topics
 from cdc.terminal import counted
 from sinks import traits_of
+from sinks.holding import foreseen
 
 MIN_FREE_BYTES: Final = 1 << 30
 RATE_OVER_S: Final = 1.0
@@ -152,7 +153,7 @@ def _store(settings: Settings, name: str, tables: Sequence[Table]) -> Finding:
     try:
         with closing(open_log(settings)) as log, closing(unopened_sink(settings, name)) as sink:
             applied = sink.open(log)
-            sink.foresee([TopicSchema.of(table) for table in tables if matches(options.tables, table)])
+            sink.foresee(foreseen(name, options, [TopicSchema.of(table) for table in tables if matches(options.tables, table)]))
     except HeadwaterError as error:
         return Finding("fail", check, str(error), error.hint)
     return Finding("ok", check, f"{options.kind} answers, applied position {applied.position}")

@@ -10,16 +10,17 @@ from typing import Protocol
 
 from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
-from cdc.errors import LogReplaced, Stopped, StopState, StoreError
+from cdc.errors import HeadwaterError, LogReplaced, Stopped, StopState, StoreError
 from cdc.follow.apply import StoreWriter
 from cdc.follow.reporter import Show, written
-from cdc.log.contract import COMES_WITH_CAPTURE, LogReader, selected
+from cdc.log.contract import COMES_WITH_CAPTURE, selected
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.settings.models import StoreOptions
 from cdc.state import rebuilds
 from cdc.state.lease import Lease, LeaseHeld
 from sinks import make_sink
 from sinks.contract import EpochPassed, Sink
+from sinks.heldlog import HeldLog
 
 
 class StoreLease(Protocol):
@@ -53,7 +54,7 @@ class Ports:
 class Opening:
     """One store's sink, opened under this follower's lease. Not thread-safe."""
 
-    def __init__(self, store: str, options: StoreOptions, log_dir: Path, reader: LogReader, run_dir: Path, ports: Ports) -> None:
+    def __init__(self, store: str, options: StoreOptions, log_dir: Path, reader: HeldLog, run_dir: Path, ports: Ports) -> None:
         self.number = 0
         """Rises each time that the store is opened: what others knew of it before no longer counts."""
         self._store = store
@@ -125,12 +126,14 @@ class Opening:
         if asked is not None:
             self.sink.erase()
             crashpoint("rebuild.erased")
+        self._reader.forget()
         applied = self._opened()
         if self._reader.lineage() != lineage:
             self.sink.close()
             raise StoreError(f"store {self._store}: the log has begun another history: it is opened again", retryable=True)
         self.history = lineage.history
         self._refuse_what_the_log_lacks(applied)
+        self._refuse_other_columns()
         if asked is not None:
             if applied != ZERO_CUT:
                 raise StoreError(f"store {self._store} was emptied and still holds position {applied.position}", retryable=True)
@@ -189,6 +192,13 @@ class Opening:
             f"store {self._store} holds position {held}, the log ends at {self._reader.head().position}: the log or the store was restored",
             hint=f"put the right copy back; or cdc resume {StopState.DIVERGED} --rebuild, which empties the store and builds it again from the log",
         )
+
+    def _refuse_other_columns(self) -> None:
+        try:
+            self._reader.settle(self.sink)
+        except HeadwaterError:
+            self.sink.close()
+            raise
 
     def _topics(self) -> Iterable[str]:
         return [topic.name for topic in selected(self._reader, self._options.tables)]

@@ -23,6 +23,7 @@ from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
 from sinks import make_sink
 from sinks.contract import NOTHING, DeadLetter, Outcome, Shape, Sink
+from sinks.heldlog import HeldLog
 from sinks.policy import Action
 from sinks.reshape import conformed
 
@@ -183,7 +184,7 @@ class _Worker:
     def __init__(self, rules: Rules, log_dir: Path) -> None:
         self.rules = rules
         self._sink = make_sink(rules.store, rules.options)
-        self._reader = open_reader(log_dir)
+        self._reader = HeldLog(open_reader(log_dir), rules.store, rules.options)
         self._prepared = Prepared()
         self._writer: StoreWriter | None = None
         """Under whom the sink is open; None while it is not."""
@@ -192,7 +193,9 @@ class _Worker:
         """Opens the sink for this writer; what an earlier opening knew of the store may no longer be so."""
         if self._writer != writer:
             self._shut()
+            self._reader.forget()
             self._sink.open(self._reader, writer.epoch)
+            self._reader.settle(self._sink)
             lineage = self._reader.lineage()
             if writer.history not in (None, lineage and lineage.history):
                 raise StoreError("the log has begun another history: the store is opened again", retryable=True)

@@ -43,6 +43,7 @@ from cdc.settings.models import Contract, StoreOptions
 from cdc.state.approvals import approved
 from cdc.state.status import FollowerStatus
 from sinks.contract import Outcome, Sink
+from sinks.heldlog import HeldLog
 
 FIRST_RETRY_S: Final = 0.2
 LONGEST_RETRY_S: Final = 15.0
@@ -88,6 +89,7 @@ class Follower:
         ports = ports or Ports()
         self.options = options
         self.applied: Cut = ZERO_CUT
+        reader = HeldLog(reader, store, options)
         self._reader = reader
         self._reporter = Reporter(run_dir, store, options.kind, ports.clock, ports.show)
         self._ranges = Ranges(options, reader, Rules(store, options, contracts or {}, approved(run_dir, store)), ports.clock)

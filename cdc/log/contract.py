@@ -47,11 +47,13 @@ class Topic:
     """The raising that made the floor what it is (``cdc.model.lineage.Lineage.raised``); 0 where it is 0."""
     kept_from: Position = START
     """Changes below this are gone, whatever they were: nobody can begin before it."""
+    held: TopicSchema | None = None
+    """What one store holds of it (``sinks.heldlog``); None: whoever asks is not one that holds less than all."""
 
     @property
     def schema(self) -> TopicSchema:
-        """The same, as stores know it."""
-        return TopicSchema.of(self.table)
+        """Its newest definition, as stores know it."""
+        return TopicSchema.of(self.table) if self.held is None else self.held
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,17 @@ class TopicField:
     """Its type is one that the source's database defines: a domain, an enum, an extension's."""
     protected: str = ""
     """The policy that stands between the source's values and these."""
+    shown: bool = True
+    """A store shows its values. A column of the key may be there only so that rows are told apart."""
+    column: str = ""
+    """Its name at the source, where the store has another."""
+    path: tuple[str, ...] = ()
+    """Where it stands in a store's documents, from the outermost object inwards; empty: under its own name."""
+
+    @property
+    def column_name(self) -> str:
+        """Its name at the source."""
+        return self.column or self.name
 
     @property
     def value_type(self) -> tuple[str, str, Structure]:
@@ -67,14 +78,18 @@ class TopicField:
 
     def to_raw(self) -> dict[str, Any]:
         plain = {name: getattr(self, name) for name in _PLAIN}
-        return {**plain, "type": _type_name(self.type), "structure": encoded(self.structure)}
+        held = {name: value for name, usual in _HELD.items() if (value := getattr(self, name)) != usual}
+        return {**plain, **held, "type": _type_name(self.type), "structure": encoded(self.structure)}
 
     @classmethod
     def from_raw(cls, raw: Mapping[str, Any]) -> Self:
-        return cls(**{**raw, "type": _type_named(raw["type"]), "structure": decoded(raw["structure"])})
+        given = {**raw, "type": _type_named(raw["type"]), "structure": decoded(raw["structure"])}
+        return cls(**{**given, "path": tuple(raw.get("path", ()))})
 
 
 _PLAIN: Final = ("name", "key", "origin", "type_name", "source_type", "defined", "protected")
+_HELD: Final[Mapping[str, Any]] = {"shown": True, "column": "", "path": ()}
+"""What a store's choice of its columns adds, and what it is without one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +102,8 @@ class TopicSchema(JsonValue):
     identity: RowIdentity = "key"
     origin: str = ""
     """What the rows are of: another text is another table of the same name, whose rows are not these rows changed."""
+    holding: str = ""
+    """What a store holds of the topic, in the words of ``sinks.holding``; empty: all of it, as it is."""
 
     @classmethod
     def of(cls, table: Table) -> TopicSchema:
@@ -115,6 +132,8 @@ class TopicSchema(JsonValue):
     @cached_property
     def _json(self) -> str:
         raw = {"namespace": self.namespace, "name": self.name, "identity": self.identity, "origin": self.origin}
+        if self.holding:
+            raw["holding"] = self.holding
         return json.dumps(raw | {"fields": [one.to_raw() for one in self.fields]}, separators=(",", ":"), ensure_ascii=False)
 
     @classmethod

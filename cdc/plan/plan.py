@@ -37,6 +37,8 @@ from cdc.state.approvals import approved
 from cdc.terminal import counted
 from sinks import make_sink, traits_of
 from sinks.contract import Sink
+from sinks.heldlog import HeldLog
+from sinks.holding import bound
 from sinks.policy import Action, described
 
 JOINS: Final = "takes it in"
@@ -299,7 +301,14 @@ def _effects(settings: Settings, held: Mapping[str, Table], ended: Collection[st
         if not matches(options.tables, change.table):
             continue
         rules = Rules(store, options, settings.contracts, approved(settings.run_dir, store))
-        verdict = rules.verdict(_schema(held.get(topic)), TopicChange.of(change), 2**63 - 1)
+        before, after = held.get(topic), TopicChange.of(change)
+        try:
+            holding = bound(options, TopicSchema.of(change.table if before is None else before))
+            now = None if before is None else holding.held(TopicSchema.of(before))
+            verdict = rules.verdict(now, replace(after, schema=holding.held(after.schema)), 2**63 - 1)
+        except ConfigError as error:
+            yield Effect(store, STOPS, error.line())
+            continue
         action = verdict.action
         if action is Action.REWRITE and traits_of(options).evolves:
             action = Action.EVOLVE
@@ -327,14 +336,16 @@ def _foreseen(store: str, options: StoreOptions, there: Mapping[str, Table], tab
     """Why the store could no longer hold its tables once this one is so; None when it can, as far as can be seen without it."""
     if traits_of(options).exclusive:
         return None
-    problem = _problem(store, options, {**there, table.qualified: table}.values())
-    return problem if problem is None or _problem(store, options, there.values()) is None else None
+    problem = _problem(store, options, there, {**there, table.qualified: table}.values())
+    return problem if problem is None or _problem(store, options, there, there.values()) is None else None
 
 
-def _problem(store: str, options: StoreOptions, tables: Iterable[Table]) -> str | None:
+def _problem(store: str, options: StoreOptions, before: Mapping[str, Table], tables: Iterable[Table]) -> str | None:
+    """``before``: the definitions by which the configuration names columns."""
     sink = make_sink(store, options)
     try:
-        sink.foresee([TopicSchema.of(table) for table in tables if matches(options.tables, table)])
+        selected = {table: TopicSchema.of(before.get(table.qualified, table)) for table in tables if matches(options.tables, table)}
+        sink.foresee([bound(options, named_by).held(TopicSchema.of(table)) for table, named_by in selected.items()])
     except HeadwaterError as error:
         return error.line()
     finally:
@@ -384,7 +395,9 @@ def _remarks(settings: Settings, reader: LogReader, connection: psycopg.Connecti
 
 
 def _of_store(store: str, options: StoreOptions, sink: Sink, reader: LogReader) -> Iterator[Remark]:
-    sink.open(reader)
+    held = HeldLog(reader, store, options)
+    sink.open(held)
+    held.settle(sink)
     topics = {topic.name: topic for topic in reader.topics()}
     known = any(sink.shape(name) is not None for name in topics)
     for name in named(options.tables):

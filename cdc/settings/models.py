@@ -301,8 +301,57 @@ class Contract(Strict):
 class TableOptions(Strict):
     """``[stores.NAME.tables."schema.table"]``: what a store makes of one table (* and ? match)."""
 
+    columns: tuple[str, ...] | None = None
+    """The columns that the store holds; a column that the table gets later is not one of them. Left out: all of them. What tells rows apart is
+    known in any case, and shown if it is listed."""
+    exclude: tuple[str, ...] = ()
+    """Columns that it does not hold; one that the table gets later is held. Instead of `columns`."""
+    rename: Mapping[str, str] = {}
+    """Column → the name that it has in the store. A dot makes an object: `address_city = "address.city"`."""
     as_: Mapping[str, As] = Field({}, alias="as")
     """Column → `text` (exactly as Postgres prints it) or `json` (a text that holds JSON); see [documents.md](documents.md)."""
+
+    @model_validator(mode="after")
+    def _one_way_to_say_it(self) -> Self:
+        if self.columns is not None and self.exclude:
+            raise ValueError("says both columns and exclude; columns alone says which are held")
+        for key, names in (("columns", self.columns or ()), ("exclude", self.exclude)):
+            if (twice := _twice(names)) is not None:
+                raise ValueError(f"{key} names {twice} twice")
+        return self
+
+    @field_validator("columns")
+    @classmethod
+    def _lists_something(cls, columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if columns == ():
+            raise ValueError("is empty; leave the table out of the store's tables instead")
+        return columns
+
+    @field_validator("rename")
+    @classmethod
+    def _gives_each_its_own_place(cls, rename: Mapping[str, str]) -> Mapping[str, str]:
+        for name, target in rename.items():
+            if not target or ("." in target and not all(_PART.fullmatch(part) for part in target.split("."))):
+                raise ValueError(
+                    f"{target!r}, for {name}, is not a name; with dots, each part begins with a letter or digit, and holds these, _ and -"
+                )
+            for other, place in rename.items():
+                if other != name and (place == target or place.startswith(f"{target}.")):
+                    raise ValueError(f"{name} and {other} cannot both be there: one is {target}, the other {place}")
+        return rename
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the store holds the table otherwise than all of it, as it is."""
+        return self.columns is not None or bool(self.exclude or self.rename)
+
+
+_PART: Final = re.compile(r"[^\W_][\w-]*")
+"""A part of a dotted name: what can be a field's name in any store that makes objects."""
+
+
+def _twice(names: tuple[str, ...]) -> str | None:
+    return next((name for at, name in enumerate(names) if name in names[:at]), None)
 
 
 class StoreTables(Strict):
@@ -366,6 +415,12 @@ class StoreOptions(Strict):
     def _only_what_it_can(self) -> Self:
         if not self.renders and self.as_rules:
             raise ValueError(f"a store of kind {self.kind} holds the types of the database: it knows no `as`")
+        for pattern, options in self.choices:
+            dotted = [target for target in options.rename.values() if "." in target]
+            if dotted and not self.renders:
+                raise ValueError(
+                    f"tables.{pattern}.rename: a store of kind {self.kind} has columns, not objects: it cannot hold {dotted[0]}"
+                )
         return self
 
     @property
@@ -377,6 +432,16 @@ class StoreOptions(Strict):
     def as_rules(self) -> AsRules:
         """How this store shows columns, by patterns of tables."""
         return tuple((pattern, options.as_) for pattern, options in self.held.options.items() if options.as_)
+
+    @property
+    def choices(self) -> tuple[tuple[str, TableOptions], ...]:
+        """What this store holds of tables, by patterns of them, where that is not all (``sinks.holding``)."""
+        return tuple((pattern, options) for pattern, options in self.held.options.items() if options.chooses)
+
+    @property
+    def keys_apart(self) -> bool:
+        """Whether rows are told apart by something beside their columns, such as a document's id, so that the key need not be one of them."""
+        return False
 
     @property
     def server_url(self) -> SecretStr | None:

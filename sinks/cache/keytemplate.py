@@ -38,6 +38,11 @@ class TableKeys:
     whole: bool
     """The one "column" is ``{key}``: the whole key as one text, whatever its columns are called."""
 
+    @property
+    def shown(self) -> bool:
+        """Whether each row's own columns name its key."""
+        return all(column.shown for column in self.schema.key)
+
     def texts(self, batch: pa.RecordBatch) -> Texts:
         """The name of each row's key."""
         if self.whole:

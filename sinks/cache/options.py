@@ -38,5 +38,9 @@ class Options(StoreOptions):
     """As for every store. By default never: one chain of writes per table keeps the server's one thread busy."""
 
     @property
+    def keys_apart(self) -> bool:
+        return self.value == "json"  # a hash without a field does not exist
+
+    @property
     def server_url(self) -> SecretStr:
         return self.url

@@ -1,7 +1,8 @@
 """Rows as they stand in the store, for the audit and for erasing it.
 
 What lies below a table's prefix is a row of ours when its own columns name exactly the key that it stands under; anything else there is
-somebody else's, and is neither shown nor touched.
+somebody else's, and is neither shown nor touched. Where values do not show the key, a row of ours is what has every field that one of
+ours has, and no other, under a name that the template gives.
 """
 
 from __future__ import annotations
@@ -65,7 +66,11 @@ def rows_of(
     names: Sequence[bytes], found: Sequence[Fields | None], keys: TableKeys, form: Form
 ) -> tuple[list[bytes], pa.RecordBatch]:
     """Those of the keys that are rows of the table, and the rows. Schema: ``audit_schema``."""
-    there = [(name, fields) for name, fields in zip(names, found, strict=True) if fields is not None]
+    there = [
+        (name, fields)
+        for name, fields in zip(names, found, strict=True)
+        if fields is not None and (keys.shown or form.whole(fields, keys.schema))
+    ]
     try:
         rows = form.rows([fields for _, fields in there], keys.schema)
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -73,8 +78,19 @@ def rows_of(
         alone = [rows_of([name], [fields], keys, form) for name, fields in there] if len(there) > 1 else []
         batches = [rows for _, rows in alone]
         return [name for mine, _ in alone for name in mine], together(batches, keys.schema)
+    if not keys.shown:
+        rows = _with_keys([name for name, _ in there], rows, keys, form)
     mine = _own([name for name, _ in there], rows, keys, form)
     return [name for (name, _), is_mine in zip(there, mine, strict=True) if is_mine], rows.filter(pa.array(mine, pa.bool_()))
+
+
+def _with_keys(names: Sequence[bytes], rows: pa.RecordBatch, keys: TableKeys, form: Form) -> pa.RecordBatch:
+    """The rows with those columns of the key that their values do not show, out of their names."""
+    said = form.meant(keys.keys_of(names), keys.schema)
+    for at, column in enumerate(keys.schema.fields):
+        if not column.shown:
+            rows = rows.set_column(at, rows.schema.field(at), said.column(column.name))
+    return rows
 
 
 def _own(names: Sequence[bytes], rows: pa.RecordBatch, keys: TableKeys, form: Form) -> list[bool]:

@@ -244,6 +244,13 @@ class CacheSink:
             return f"every value is written again as {wanted.value}, until now {held.value}"
         return "every value is written again, as its columns are shown otherwise"
 
+    def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
+        schema = topic_schema(rows.schema)
+        names = CacheStanding(self.name, self._projection).check(schema).texts(rows).to_array().to_pylist()
+        form = form_of(self._projection)
+        for key, value in zip(names, form.shown(rows, schema), strict=True):
+            yield {"command": form.command, "key": key.decode(), "value": value}
+
     def shape(self, topic: str) -> Shape | None:
         if self._epoch is not None:
             return self._known.shapes.get(topic)

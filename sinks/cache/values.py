@@ -23,8 +23,8 @@ from sinks.cache.ledger import Projection
 from sinks.cache.resp import fields_of
 from sinks.render.choices import Choices
 from sinks.render.jsonkernels import VALUE
-from sinks.render.jsonrows import Texts, fields, plain_documents
-from sinks.render.jsontext import from_fields, meant_rows, parse, row_texts
+from sinks.render.jsonrows import Member, Texts, fields, plain_documents
+from sinks.render.jsontext import from_fields, is_whole, meant_rows, parse, row_texts
 
 Fields = Mapping[str, Any]
 
@@ -43,6 +43,13 @@ class Written:
 class Form(Protocol):
     """One of the two forms that a value may have."""
 
+    command: str
+    """The server's command that sets it."""
+
+    def shown(self, batch: pa.RecordBatch, schema: TopicSchema) -> list[str]:
+        """Each row's value for people: JSON, of a hash an object of its fields."""
+        ...
+
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         """Adds the question for this key's value, which ``read`` takes the answer to."""
         ...
@@ -55,6 +62,10 @@ class Form(Protocol):
         """Reads what the server holds under some keys, as columns; None where it is nothing of ours."""
         ...
 
+    def whole(self, found: Fields, schema: TopicSchema) -> bool:
+        """Whether these are exactly the fields of one of the table's rows."""
+        ...
+
     def rows(self, found: Sequence[Fields], schema: TopicSchema) -> pa.RecordBatch:
         """Reads the fields as rows. Schema: ``audit_schema(schema)``; a column that is missing is NULL."""
         ...
@@ -65,6 +76,11 @@ class Form(Protocol):
 
 
 class Json:
+    command = "SET"
+
+    def shown(self, batch: pa.RecordBatch, schema: TopicSchema) -> list[str]:
+        return [value.decode() for value in self.write(batch, schema).texts.to_array().to_pylist()]
+
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
 
@@ -77,6 +93,9 @@ class Json:
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_document(value) for value in values]
 
+    def whole(self, found: Fields, schema: TopicSchema) -> bool:
+        return is_whole(found, schema, self._choices.style(schema))
+
     def rows(self, found: Sequence[Fields], schema: TopicSchema) -> pa.RecordBatch:
         return row_texts([dict(one) for one in found], schema, self._choices.style(schema))
 
@@ -85,6 +104,17 @@ class Json:
 
 
 class Hash:
+    command = "HSET"
+
+    def shown(self, batch: pa.RecordBatch, schema: TopicSchema) -> list[str]:
+        found: list[dict[str, str]] = [{} for _ in range(len(batch))]
+        for member, texts in fields(batch, schema, self._choices.style(schema)):
+            there = np.ones(len(batch), np.bool_) if member.states is None else member.states == VALUE
+            for row, text in enumerate(texts.to_array().to_pylist()):
+                if there[row]:
+                    found[row][_name_of(member)] = text.decode()
+        return [json.dumps(row, ensure_ascii=False) for row in found]
+
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
 
@@ -94,7 +124,7 @@ class Hash:
     def write(self, batch: pa.RecordBatch, schema: TopicSchema) -> Written:
         named = [
             (
-                member.column.name.encode(),
+                _name_of(member).encode(),
                 texts,
                 None if member.states is None else np.where(member.states == VALUE, 0, 1).astype(np.uint8),
             )
@@ -105,12 +135,20 @@ class Hash:
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_fields(value) for value in values]
 
+    def whole(self, found: Fields, schema: TopicSchema) -> bool:
+        style = self._choices.style(schema)
+        return is_whole(from_fields(found, schema, style), schema, style, nulls=False)
+
     def rows(self, found: Sequence[Fields], schema: TopicSchema) -> pa.RecordBatch:
         style = self._choices.style(schema)
         return row_texts([from_fields(one, schema, style) for one in found], schema, style)
 
     def meant(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
         return meant_rows(rows, schema, self._choices.style(schema))
+
+
+def _name_of(member: Member) -> str:
+    return (member.column.path or (member.column.name,))[0]
 
 
 def shown(rules: AsRules) -> str:

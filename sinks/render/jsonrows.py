@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from sinks.render import columns
 from sinks.render import jsonkernels as kernels
 from sinks.render.columns import literal_texts, lossy_numbers, trimmed
 from sinks.render.jsonkernels import ABSENT, NULL, VALUE, Bytes
-from sinks.render.kinds import JSON_KINDS, Kind, Leaf, kind_of
+from sinks.render.kinds import JSON_KINDS, Kind, Leaf, Object, kind_of
 from sinks.render.rowtext import ExactValues, column_text, exact_values
 from sinks.render.texts import NOTHING, binary_view, readonly, view
 from sinks.render.texts import Texts as Texts
@@ -123,11 +124,36 @@ def _shown(schema: TopicSchema, style: Style) -> Sequence[tuple[TopicField, Kind
     """Each column, its kind, how its member begins, what writes it, and what stands for NULL."""
     found = []
     for column in schema.fields:
+        if not column.shown:
+            continue
         kind = kind_of(column, style.as_.get(column.name))
         null = ABSENT if kind in JSON_KINDS else NULL
-        label = label_of(style.names.get(column.name, column.name))
+        label = label_of(place_of(column, style)[-1])
         found.append((column, kind, label, _encoder(column.type, kind, style.doubles, key=column.key), null))
     return found
+
+
+def place_of(column: TopicField, style: Style) -> tuple[str, ...]:
+    """Where the column stands in a document: the name of each object on the way, then its own there."""
+    return column.path or (style.names.get(column.name, column.name),)
+
+
+def objects(given: Iterable[Member], rows: int, depth: int = 0) -> Iterator[Member]:
+    """The members of a document: those that stand in an object further in, which come one after the other, as that one object. ``depth``: how many
+    objects there are around all of these."""
+
+    def around(member: Member) -> tuple[str, ...] | None:
+        path = member.column.path
+        return path[: depth + 1] if len(path) > depth + 1 else None
+
+    for path, group in groupby(given, around):
+        if path is None:
+            yield from group
+            continue
+        inner = list(objects(group, rows, depth + 1))
+        absent = [member.states == ABSENT for member in inner if member.states is not None]
+        states = np.where(np.all(absent, axis=0), ABSENT, VALUE).astype(np.uint8) if len(absent) == len(inner) else None
+        yield Member(inner[0].column, Object(()), label_of(path[-1]), join(_members_pieces(inner, (), rows)), b"", states)
 
 
 def label_of(name: str) -> bytes:
@@ -137,6 +163,10 @@ def label_of(name: str) -> bytes:
 
 def object_pieces(given: Iterable[Member], head: Sequence[Piece] = (), *, rows: int) -> list[Piece]:
     """The pieces of one JSON object per row. ``head``: what stands before the members in every row, the opening brace with it."""
+    return _members_pieces(objects(given, rows), head, rows)
+
+
+def _members_pieces(given: Iterable[Member], head: Sequence[Piece], rows: int) -> list[Piece]:
     pieces = list(head) or [Piece(_empty(rows), before=b"{")]
     begun: Mask | None = None if head else np.zeros(rows, np.bool_)
     """Where a member stands already, so that the next one comes behind a comma; None: everywhere."""
@@ -190,7 +220,7 @@ def fields(batch: pa.RecordBatch, schema: TopicSchema, style: Style = EXACT) -> 
     Numbers and booleans are written as in JSON; strings are what they say, but those of a json or jsonb column, which keep their quotes.
     """
     exact = exact_values(batch)
-    for member in members(batch, schema, style):
+    for member in objects(members(batch, schema, style), len(batch)):
         if member.kind is Leaf.TEXT or not member.quote:
             yield member, _field(member, partial(column_text, batch, member.column.name, exact))
         else:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from cdc.model.topic import TopicSchema
 from sinks.contract import audit_schema
-from sinks.render.jsonrows import EXACT, Style
+from sinks.render.jsonrows import EXACT, Style, place_of
 from sinks.render.kinds import JSON_KINDS, Kind, Leaf, kind_of
 from sinks.render.literals import is_number, literal
 from sinks.render.meaning import held_column, meant
@@ -17,18 +17,56 @@ from sinks.render.meaning import parse as parse
 
 
 def row_texts(documents: Sequence[Mapping[str, Any]], schema: TopicSchema, style: Style = EXACT) -> pa.RecordBatch:
-    """Documents (as ``parse`` gives them) as rows of what they mean (``sinks.render.meaning``); a column that a document lacks is NULL.
+    """Documents (as ``parse`` gives them) as rows of what they mean (``sinks.render.meaning``); a column that a document lacks, or is not to
+    show, is NULL.
 
     Schema: ``sinks.contract.audit_schema(schema)``.
     """
     columns = []
     for column in schema.fields:
-        label, kind = style.names.get(column.name, column.name), kind_of(column, style.as_.get(column.name))
-        there = [label in document if kind in JSON_KINDS else document.get(label) is not None for document in documents]
-        values = [document[label] for document, has in zip(documents, there, strict=True) if has]
+        if not column.shown:
+            columns.append(pa.nulls(len(documents), pa.utf8()))
+            continue
+        (*way, label), kind = place_of(column, style), kind_of(column, style.as_.get(column.name))
+        around = [inside(document, way) for document in documents] if way else documents
+        there = [label in document if kind in JSON_KINDS else document.get(label) is not None for document in around]
+        values = [document[label] for document, has in zip(around, there, strict=True) if has]
         held = held_column(values, column, kind, doubles=style.doubles)
         columns.append(held if all(there) else _spread(held, there))
     return pa.RecordBatch.from_arrays(columns, schema=audit_schema(schema))
+
+
+def inside(document: Mapping[str, Any], way: Sequence[str]) -> Mapping[str, Any]:
+    """The object at the end of this way into the document; an empty one where there is none."""
+    for name in way:
+        found = document.get(name)
+        if not isinstance(found, Mapping):
+            return {}
+        document = found
+    return document
+
+
+def is_whole(document: Mapping[str, Any], schema: TopicSchema, style: Style = EXACT, *, nulls: bool = True) -> bool:
+    """Whether the document has every field that a row's has, and no other. ``nulls``: also those of NULL, as only JSON is left out where it is NULL."""
+    may: set[tuple[str, ...]] = set()
+    must: set[tuple[str, ...]] = set()
+    for column in schema.fields:
+        if column.shown:
+            place = place_of(column, style)
+            may.add(place)
+            if nulls and kind_of(column, style.as_.get(column.name)) not in JSON_KINDS:
+                must.add(place)
+    ways = {place[:depth] for place in may for depth in range(1, len(place))}
+
+    def places(inner: Mapping[str, Any], way: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+        for name, value in inner.items():
+            at = (*way, name)
+            if at in ways and isinstance(value, Mapping):
+                yield from places(value, at)
+            else:
+                yield at
+
+    return must <= (found := set(places(document))) and found <= may
 
 
 def _spread(held: pa.Array, there: Sequence[bool]) -> pa.Array:
@@ -53,8 +91,10 @@ def from_fields(fields: Mapping[str, str], schema: TopicSchema, style: Style = E
     """A row of text fields (``jsonrows.field_pieces``) as the document that has the same values, as ``parse`` would give it."""
     document: dict[str, Any] = {}
     for column in schema.fields:
-        label = style.names.get(column.name, column.name)
-        if label in fields:
+        label = place_of(column, style)[0]
+        if column.path and label in fields:
+            document[label] = parse(fields[label])
+        elif label in fields:
             document[label] = _from_field(fields[label], kind_of(column, style.as_.get(column.name)))
     return document
 

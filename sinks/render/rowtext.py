@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -124,6 +125,28 @@ def join_key(parts: list[pa.Array], separator: str) -> pa.Array:
     joined = texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, separator)
     empty = pc.equal(pc.binary_length(joined), 0)
     return pc.if_else(empty, EMPTY_KEY, joined) if pc.any(empty).as_py() else joined
+
+
+def split_keys(texts: pa.Array, schema: TopicSchema) -> pa.RecordBatch:
+    """The way back from ``keys``: the columns of the key that each text names, NULL where it names none of this key."""
+    found = [_parts_of(text, len(schema.key)) for text in texts.to_pylist()]
+    columns = [pa.array([parts[at] for parts in found], pa.utf8()) for at in range(len(schema.key))]
+    return pa.RecordBatch.from_arrays(columns, names=[column.name for column in schema.key])
+
+
+def _parts_of(text: str, count: int) -> Sequence[str | None]:
+    if count == 1:
+        parts = ["" if text == EMPTY_KEY else text]
+    else:
+        found = _PART.findall(text)
+        parts = [part for part, _ in found[: next(at for at, (_, after) in enumerate(found) if not after) + 1]]
+    if len(parts) != count:
+        return [None] * count
+    return [None if part == NULL_PART else _ESCAPED.sub(r"\1", part) for part in parts]
+
+
+_ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
+_PART: Final = re.compile(rf"((?:[^\\{SEPARATOR}]|\\.)*)({SEPARATOR}|\Z)", re.DOTALL)
 
 
 def _key_of(row: tuple[str | None, ...], separator: str) -> str:

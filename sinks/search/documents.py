@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.model.topic import TopicSchema
 from sinks.render.choices import Choices
 from sinks.render.jsonrows import DELETED
-from sinks.render.jsontext import row_texts
+from sinks.render.jsontext import meant_rows, row_texts
 from sinks.render.meaning import plain_key
-from sinks.render.rowtext import join_key, rows_with_keys
+from sinks.render.rowtext import SEPARATOR, join_key, rows_with_keys, split_keys
 from sinks.search import conditional, fields
 from sinks.search.indices import LIVING
-from sinks.search.names import document_ids
+from sinks.search.names import HASHED_ID, document_ids
 from sinks.search.tables import Tables
 from sinks.search.wire import Cluster
 
 PAGE_ROWS: Final = 2000
 SCROLL_KEEP_ALIVE: Final = "5m"
+
+
+def _with_keys(rows: pa.RecordBatch, ids: pa.Array, schema: TopicSchema, choices: Choices) -> pa.RecordBatch:
+    """The rows with those columns of the key that their documents do not show, out of the ids. Of an id that is a hash only itself is known."""
+    texts = meant_rows(split_keys(ids, schema), replace(schema, fields=schema.key), choices.style(schema))
+    hidden = [column.name for column in schema.key if not column.shown]
+    hashed = pc.starts_with(ids, HASHED_ID)
+    for name in hidden:
+        at = schema.names.index(name)
+        known = pc.if_else(hashed, ids if name == hidden[0] else pa.scalar(None, pa.utf8()), texts.column(name))
+        rows = rows.set_column(at, rows.schema.field(at), known)
+    return rows
 
 
 class Documents:
@@ -35,26 +49,37 @@ class Documents:
         found = self._tables.find(schema)
         if found is not None:
             for hits in self._pages(found.index, schema):
-                yield self._texts([hit["_source"] for hit in hits], schema)
+                yield self._texts(hits, schema)
 
     def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
         if not plain_key(schema):
             return rows_with_keys(self.scan(schema), keys, schema)
         index = self._tables.find(schema)
         parts = [keys.column(column.name) for column in schema.key]
-        ids = document_ids(join_key(parts, ":" if len(parts) > 1 else "")).to_pylist()
+        ids = document_ids(join_key(parts, SEPARATOR if len(parts) > 1 else "")).to_pylist()
         found: list[Any] = []
         for start in range(0, len(ids) if index is not None else 0, PAGE_ROWS):
             assert index is not None
             params = {"stored_fields": DELETED, "_source": "true"}
             wanted = {"ids": ids[start : start + PAGE_ROWS]}
             docs = conditional.documents(self._cluster, f"reading {schema.topic}", f"/{index.index}/_mget", wanted, params)
-            found += [doc["_source"] for doc in docs if doc.get("found") and DELETED not in doc.get("fields", {})]
+            found += [doc for doc in docs if doc.get("found") and DELETED not in doc.get("fields", {})]
         return self._texts(found, schema)
 
-    def _texts(self, sources: list[Any], schema: TopicSchema) -> pa.RecordBatch:
+    def as_held(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
+        """See ``sinks.contract.Sink``. A key that documents do not show is what their ids say of it."""
+        found = meant_rows(rows, schema, self._choices.style(schema))
+        if all(column.shown for column in schema.key):
+            return found
+        parts = [rows.column(column.name) for column in schema.key]
+        return _with_keys(found, document_ids(join_key(parts, SEPARATOR if len(parts) > 1 else "")), schema, self._choices)
+
+    def _texts(self, hits: list[Any], schema: TopicSchema) -> pa.RecordBatch:
         style = self._choices.style(schema)
-        return row_texts([fields.taken_out(source, schema, style) for source in sources], schema, style)
+        found = row_texts([fields.taken_out(hit["_source"], schema, style) for hit in hits], schema, style)
+        if all(column.shown for column in schema.key):
+            return found
+        return _with_keys(found, pa.array([hit["_id"] for hit in hits], pa.utf8()), schema, self._choices)
 
     def _pages(self, index: str, schema: TopicSchema) -> Iterator[list[Any]]:
         """The hits of every living document, as they are now, by pages."""

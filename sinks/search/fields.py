@@ -10,6 +10,7 @@ JSON, hstore and composites are searched as ``flat_object``, which takes objects
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Final
@@ -22,7 +23,20 @@ from cdc.model.display import As
 from cdc.model.topic import TopicSchema
 from sinks.render.documentkernels import leaf_sizes
 from sinks.render.jsonkernels import ABSENT, VALUE
-from sinks.render.jsonrows import QUOTE, Member, Piece, Style, first_bytes, head_pieces, join, label_of, members, object_pieces
+from sinks.render.jsonrows import (
+    QUOTE,
+    Member,
+    Piece,
+    Style,
+    first_bytes,
+    head_pieces,
+    join,
+    label_of,
+    members,
+    object_pieces,
+    place_of,
+)
+from sinks.render.jsontext import inside
 from sinks.render.kinds import JSON_KINDS, Kind, Leaf, List, Object, Pairs, Span, kind_of
 from sinks.render.texts import Texts, readonly
 from sinks.search.names import field_names
@@ -76,6 +90,12 @@ def document_pieces(batch: pa.RecordBatch, schema: TopicSchema, style: Style) ->
     return object_pieces(_placed(batch, schema, style), head_pieces(batch), rows=len(batch))
 
 
+def sources(batch: pa.RecordBatch, schema: TopicSchema, style: Style) -> list[str]:
+    """Each row's document as readers find it, without the fields that are ours."""
+    whole = join(object_pieces(_placed(batch, schema, style), rows=len(batch)))
+    return [document.decode() for document in whole.to_array().to_pylist()]
+
+
 def _placed(batch: pa.RecordBatch, schema: TopicSchema, style: Style) -> Iterator[Member]:
     beside: list[Member] = []
     for member in members(batch, schema, style):
@@ -90,7 +110,8 @@ def _placed(batch: pa.RecordBatch, schema: TopicSchema, style: Style) -> Iterato
         any_there = np.any([member.states == VALUE for member in beside], axis=0)
         states = np.where(any_there, VALUE, ABSENT).astype(np.uint8)
         objects = join(object_pieces(beside, rows=len(batch)))
-        yield beside[0]._replace(label=label_of(UNINDEXED), texts=objects, quote=b"", states=states)
+        outermost = replace(beside[0].column, path=())
+        yield beside[0]._replace(column=outermost, label=label_of(UNINDEXED), texts=objects, quote=b"", states=states)
 
 
 def _divided(member: Member, field: Field) -> tuple[Member, Member | None]:
@@ -128,20 +149,29 @@ def taken_out(source: Mapping[str, Any], schema: TopicSchema, style: Style) -> d
     """A document's ``_source`` with every value in its own place again, as ``sinks.render.jsontext.row_texts`` takes it."""
     document = dict(source)
     kept = document.pop(UNINDEXED, None)
-    for name in flat_json_names(schema, style):
-        value = document.get(name)
-        if isinstance(value, dict) and value.keys() == {WRAPPED}:
-            document[name] = value[WRAPPED]
-    if isinstance(kept, dict):
-        document |= kept
+    for *way, name in flat_json_places(schema, style):
+        around = inside(document, way)
+        value = around.get(name)
+        if isinstance(around, dict) and isinstance(value, dict) and value.keys() == {WRAPPED}:
+            around[name] = value[WRAPPED]
+    return _together(document, kept, schema.holding != "") if isinstance(kept, dict) else document
+
+
+def _together(document: dict[str, Any], kept: Mapping[str, Any], objects: bool) -> dict[str, Any]:
+    """``objects``: a member of an object may be among what is kept, and others of it not."""
+    for name, value in kept.items():
+        there = document.get(name)
+        if objects and isinstance(there, dict) and isinstance(value, dict):
+            value = _together(dict(there), value, objects)
+        document[name] = value
     return document
 
 
 @lru_cache(maxsize=1024)
-def flat_json_names(schema: TopicSchema, style: Style) -> tuple[str, ...]:
+def flat_json_places(schema: TopicSchema, style: Style) -> tuple[tuple[str, ...], ...]:
     """The fields in which JSON may be wrapped."""
     return tuple(
-        style.names.get(column.name, column.name)
+        place_of(column, style)
         for column in schema.fields
-        if field_of(kind_of(column, style.as_.get(column.name))) is Field.FLAT_JSON
+        if column.shown and field_of(kind_of(column, style.as_.get(column.name))) is Field.FLAT_JSON
     )

@@ -13,7 +13,7 @@ from typing import Any, Final
 from cdc.model.batch import POSITION
 from cdc.model.structure import ArrayOf, MultirangeOf, RangeOf, Scalar, ScalarType, Structure
 from cdc.model.topic import TopicField, TopicSchema
-from sinks.render.jsonrows import DELETED, Style
+from sinks.render.jsonrows import DELETED, Style, place_of
 from sinks.render.kinds import Leaf, kind_of, leaf_of
 from sinks.search.fields import UNINDEXED, Field, field_of
 
@@ -47,8 +47,15 @@ def mappings(schema: TopicSchema, style: Style) -> dict[str, Any]:
 
 def properties(schema: TopicSchema, style: Style) -> dict[str, Any]:
     """Field → its mapping, our own fields among them."""
-    fields = {style.names.get(column.name, column.name): _field(column, style) for column in schema.fields}
-    return {**_OWN_FIELDS, **fields}
+    fields: dict[str, Any] = {**_OWN_FIELDS}
+    for column in schema.fields:
+        if column.shown:
+            *way, name = place_of(column, style)
+            inner = fields
+            for outer in way:
+                inner = inner.setdefault(outer, {"properties": {}})["properties"]
+            inner[name] = _field(column, style)
+    return fields
 
 
 def fields_limit(schema: TopicSchema) -> int:
@@ -57,8 +64,12 @@ def fields_limit(schema: TopicSchema) -> int:
 
 
 def missing(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that an index lacks."""
-    return {name: field for name, field in wanted.items() if name not in held}
+    """The fields that an index lacks; of an object that it has, those inside."""
+    lacks = {name: field for name, field in wanted.items() if name not in held}
+    for name in wanted.keys() & held.keys():
+        if inner := missing(wanted[name].get("properties", {}), held[name].get("properties", {})):
+            lacks[name] = {"properties": inner}
+    return lacks
 
 
 def contradicted(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> list[str]:

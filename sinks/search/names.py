@@ -123,7 +123,7 @@ def index_name(wanted: str, identity: str, *, plain: bool = True) -> str:
 def field_names(schema: TopicSchema) -> dict[str, str]:
     """Column → field, for the columns whose name a field cannot have (a dot would make an object)."""
     found = {}
-    for name in schema.names:
+    for name in (column.name for column in schema.fields if not column.path):
         field = re.sub(r"[%.*\x00-\x1f]", lambda match: f"%{ord(match.group()):02X}", name)
         if field in _METADATA_FIELDS:
             field = "%5F" + field[1:]
@@ -134,11 +134,14 @@ def field_names(schema: TopicSchema) -> dict[str, str]:
     return found
 
 
+HASHED_ID: Final = "\\#"
+
+
 def document_ids(keys: pa.Array) -> pa.Array:
     """Key texts (``rowtext.keys``) as ``_id``: a longer one than OpenSearch takes becomes ``\\#`` and its hash; the document has the
     original in its own fields. No key text begins like that, since a backslash in one is followed by ``\\``, ``:``, ``N`` or ``E``."""
     long = pc.greater(pc.binary_length(keys), ID_BYTES_MAX)
     if not pc.any(long).as_py():
         return keys
-    hashed = ["\\#" + hashlib.sha256(key.encode()).hexdigest() for key in keys.filter(long).to_pylist()]
+    hashed = [HASHED_ID + hashlib.sha256(key.encode()).hexdigest() for key in keys.filter(long).to_pylist()]
     return pc.replace_with_mask(keys, pa.array(np.asarray(long)), pa.array(hashed, pa.utf8()))

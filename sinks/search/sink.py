@@ -40,7 +40,7 @@ from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, Traits
 from sinks.followedlog import Followed
 from sinks.render import jsonrows
 from sinks.render.choices import Choices
-from sinks.render.jsontext import meant_rows
+from sinks.render.rowtext import keys
 from sinks.retry import Fate
 from sinks.search import bulk, conditional, fields
 from sinks.search.barriers import SearchBarriers
@@ -49,7 +49,7 @@ from sinks.search.documents import Documents
 from sinks.search.indices import APART, Indices
 from sinks.search.ledger import Entry, SearchLedger
 from sinks.search.looks import StoreLooks
-from sinks.search.names import shared
+from sinks.search.names import document_ids, places, shared
 from sinks.search.overview import Overview
 from sinks.search.purge import Purging
 from sinks.search.rows import Rows
@@ -83,6 +83,10 @@ class Options(Address, StoreOptions):
     workers_from_rows: int = Field(0, ge=0)
     """As for every store. By default never: building requests is a small part of their cost, and two of them are under way at once
     anyway. A cluster of several nodes may want Spark's workers."""
+
+    @property
+    def keys_apart(self) -> bool:
+        return True
 
     @property
     def server_url(self) -> SecretStr:
@@ -172,6 +176,12 @@ class SearchSink:
     def projected(self) -> str | None:
         return None
 
+    def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
+        schema = topic_schema(rows.schema)
+        index, ids = places(self._options.index, schema).alias, document_ids(keys(rows, schema)).to_pylist()
+        for identity, document in zip(ids, fields.sources(rows, schema, self._choices.style(schema)), strict=True):
+            yield {"index": index, "id": identity, "document": document}
+
     def shape(self, topic: str) -> Shape | None:
         return self._tables.shape(topic)
 
@@ -248,7 +258,7 @@ class SearchSink:
         indices.refresh(one.index for one in indices.all(standings=False) if indices.mine(one))
 
     def as_held(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
-        return meant_rows(rows, schema, self._choices.style(schema))
+        return self._documents.as_held(rows, schema)
 
     def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
         return self._documents.scan(schema)

@@ -7,7 +7,8 @@ each table skips what it holds already. Readers need nothing of ours: Spark, Tri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -22,14 +23,16 @@ from cdc.model.lineage import believed
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, Outcome, Shape, Traits, audit_schema
+from sinks.render.rowtext import row_text
 from sinks.sparksession import spark_session
 from sinks.warehouse.catalog import Catalog
+from sinks.warehouse.columns import labels
 from sinks.warehouse.erasure import erase
 from sinks.warehouse.extent import Extent
 from sinks.warehouse.keys import encode, key_plan
 from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.marks import Signed
-from sinks.warehouse.names import STAGING, safe
+from sinks.warehouse.names import STAGING, place_of, safe
 from sinks.warehouse.options import Options
 from sinks.warehouse.place import KeyCache
 from sinks.warehouse.scratch import Scratch, Staging
@@ -145,6 +148,14 @@ class Warehouse:
 
     def foresee(self, schemas: Sequence[TopicSchema]) -> None:
         """Any table fits."""
+
+    def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
+        schema = topic_schema(rows.schema)
+        above, name = place_of(schema, self.options.namespace)
+        columns = labels(schema)
+        for row in row_text(rows, schema).to_pylist():
+            shown = {columns[column]: text for column, text in row.items()}
+            yield {"table": ".".join((*above, name)), "row": json.dumps(shown, ensure_ascii=False)}
 
     def projected(self) -> str | None:
         return None

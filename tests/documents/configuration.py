@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
+from cdc.settings import schema
 from cdc.settings.models import (
     Contract,
     Http,
@@ -79,22 +77,8 @@ def row(name: str, field: FieldInfo, text: str) -> str:
 
 
 def meaning(model: type[BaseModel], name: str) -> str:
-    """The text below the field, of the class that declares it. Raises LookupError for a field without one."""
-    for owner in model.__mro__:
-        texts = dict(_documented(owner)) if name in vars(owner).get("__annotations__", {}) else {}
-        if name in texts:
-            return " ".join(texts[name].split()).replace("``", "`").replace("|", "\\|")
-    raise LookupError(f"{model.__module__}.{model.__name__}.{name} says nowhere what it means: write a text below it")
-
-
-def _documented(owner: type) -> Iterator[tuple[str, str]]:
-    tree = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    for node, following in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(following, ast.Expr):
-            text = following.value
-            if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                yield node.target.id, text.value
+    """The text below the field, for a table's cell."""
+    return schema.meaning(model, name).replace("|", "\\|")
 
 
 def _kinds(annotation: object) -> tuple[object, ...]:

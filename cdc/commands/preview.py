@@ -1,0 +1,132 @@
+"""`cdc preview`: what a store would be given for rows of the log, touching no store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from cdc.commands.invocation import invocation, open_log, store_options, unopened_sink
+from cdc.commands.output import print_json, say
+from cdc.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from cdc.log.contract import LogReader, Topic
+    from cdc.settings.models import StoreOptions
+    from sinks.contract import Sink
+    from sinks.heldlog import HeldLog
+
+SAMPLED_ROWS: Final = 3
+WINDOW: Final = 4096
+"""Positions looked at once, for a topic's last rows; then more and more."""
+WINDOW_MAX: Final = 4_000_000
+
+
+def preview(
+    context: typer.Context,
+    store: Annotated[str, typer.Argument(help="The store's name.")],
+    table: Annotated[str | None, typer.Option(help="Only this table (schema.table); all of the store's when left out.")] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", help="The row with this key: its value or, for a key of several columns, column=value for each."),
+    ] = None,
+    rows: Annotated[int, typer.Option(help="Rows of each table.", min=1, max=1000)] = SAMPLED_ROWS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what a store would hold of the log's newest rows, touching no store. This prints row values."""
+    from sinks.heldlog import HeldLog
+
+    settings = invocation(context).settings()
+    options = store_options(settings, store)
+    if key and table is None:
+        raise ConfigError("--key is of one table", hint="add --table schema.table")
+    with closing(open_log(settings)) as log, closing(unopened_sink(settings, store)) as sink:
+        held = HeldLog(log, store, options)
+        topics = _topics(log, store, options, table)
+        held.check()
+        found = {topic.name: _of_topic(held, topic, sink, key, rows) for topic in topics}
+    if as_json:
+        print_json({"store": store, "tables": found})
+    else:
+        for one in lines(found):
+            say(one)
+
+
+def lines(found: Mapping[str, Sequence[Mapping[str, str]]]) -> Iterator[str]:
+    """One line for each part of each row, below its table."""
+    for table, rows in found.items():
+        yield f"{table}:" if rows else f"{table}: no row in what was looked at"
+        for row in rows:
+            for number, (part, text) in enumerate(row.items()):
+                yield f"{'  ' if number else '- '}{part}: {text}"
+
+
+def _topics(log: LogReader, store: str, options: StoreOptions, table: str | None) -> Sequence[Topic]:
+    from cdc.log.contract import selected
+    from cdc.replay.query import topics
+
+    topics(log, None)  # says what is missing where there is no log
+    found = sorted(selected(log, options.tables), key=lambda topic: topic.name)
+    wanted = [topic for topic in found if table in (None, topic.name)]
+    if not wanted:
+        hint = f"tables of {store}: {', '.join(topic.name for topic in found) or 'none yet'}"
+        raise ConfigError(
+            f"store {store} has no table {table} in the log" if table else f"the log has no table of store {store}", hint=hint
+        )
+    return wanted
+
+
+def _of_topic(held: HeldLog, topic: Topic, sink: Sink, key: list[str] | None, rows: int) -> list[dict[str, str]]:
+    from sinks.reshape import conformed
+
+    schema = held.held(topic.schema)
+    batches = _with_key(held, topic.name, key) if key else _last(held, topic, rows)
+    found: list[dict[str, str]] = []
+    for batch in batches:
+        found = [*(dict(row) for row in sink.preview(conformed(batch, schema))), *found]
+    return found[-rows:]
+
+
+def _last(held: HeldLog, topic: Topic, rows: int) -> Iterator[pa.RecordBatch]:
+    """At least so many of the topic's last rows, if the log has them, backwards."""
+    import numpy as np
+
+    upto, window, there = int(topic.last), WINDOW, 0
+    while upto > 0 and there < rows and window <= WINDOW_MAX:
+        after = max(0, upto - window)
+        batches = [_rows_only(batch) for batch in held.changes_at(topic.name, np.arange(after + 1, upto + 1))]
+        for batch in reversed(batches):
+            there += len(batch)
+            if len(batch):
+                yield batch
+        upto, window = after, window * 2
+
+
+def _with_key(held: HeldLog, topic: str, key: list[str]) -> Iterator[pa.RecordBatch]:
+    """The row with this key as it is now; none when it was deleted."""
+    from cdc.log.contract import present_history
+    from cdc.model.position import START
+    from cdc.replay.match import KeyMatch
+    from cdc.replay.query import LogQuery, topics
+
+    match = KeyMatch.of(topics(held, topic)[0].schema, key)
+    last: pa.RecordBatch | None = None
+    for found in LogQuery(START, held.head().position, match=match, history=present_history(held)).of(held, topic):
+        last = found.changes.slice(len(found.changes) - 1)
+    if last is not None and len(row := _rows_only(last)):
+        yield row
+
+
+def _rows_only(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Without deletes, and what is of the table as a whole."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from cdc.model.batch import OP, Op
+
+    rows = pa.array([int(op) for op in (Op.INSERT, Op.UPDATE, Op.READ)], pa.int8())
+    return batch.filter(pc.is_in(batch.column(OP), rows))

@@ -1,0 +1,142 @@
+"""The log as one store sees it: of its topics what it is to hold (``sinks.holding``), and nothing else.
+
+This is the one place where that is applied. A store's follower, its workers, its sink and its audit all read through it, so no sink
+has to know that there is more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cdc.log.contract import LogReader, Slice, Topic, selected
+from cdc.model.lineage import Lineage
+from cdc.model.position import Cut, Lsn, Position
+from cdc.model.selection import matches
+from cdc.model.topic import TopicSchema
+from cdc.settings.models import StoreOptions
+from sinks.holding import Holding, bound, check, decoded, settled
+
+if TYPE_CHECKING:
+    from sinks.contract import Sink
+
+
+class HeldLog:
+    """See ``cdc.log.contract.LogReader``. Not thread-safe beyond what the log is.
+
+    A topic's holding is bound when it is first asked for, and stays until ``forget``. Between that and ``settle`` nothing is refused: only what
+    the store has says whether its rows are of another holding.
+    """
+
+    def __init__(self, log: LogReader, store: str, options: StoreOptions) -> None:
+        self._log = log
+        self._store = store
+        self._options = options
+        self._holdings: dict[str, Holding] = {}
+        self._settled = False
+
+    def forget(self) -> None:
+        """To be called before the store is opened (again)."""
+        self._holdings, self._settled = {}, False
+
+    def settle(self, sink: Sink) -> None:
+        """To be called once the store is open. Raises ConfigError where it has rows of another holding, or the configuration says something of a
+        column that does not exist."""
+        for topic in selected(self._log, self._options.tables):
+            shape, holding = sink.shape(topic.name), self._holding(topic)
+            if shape is None:
+                check(self._store, self._options, topic.schema)
+            elif shape.schema.holding != holding.text:
+                self._holdings[topic.name] = settled(self._store, topic.schema, decoded(shape.schema.holding), holding)
+        self._settled = True
+
+    def check(self) -> None:
+        """Raises ConfigError where the configuration says something of a column that does not exist, whatever the store has. For who opens no store."""
+        for topic in selected(self._log, self._options.tables):
+            check(self._store, self._options, topic.schema)
+
+    def holding(self, topic: str) -> Holding:
+        """What the store holds of a topic."""
+        found = self._holdings.get(topic)
+        if found is None:
+            known = next((one for one in self._log.topics() if one.name == topic), None)
+            return Holding() if known is None else self._holding(known)
+        return found
+
+    def held(self, schema: TopicSchema) -> TopicSchema:
+        """A definition of one of the log's topics as the store has it; of another topic as the store would."""
+        known = schema.topic in self._holdings or any(one.name == schema.topic for one in self._log.topics())
+        return (self.holding(schema.topic) if known else bound(self._options, schema)).held(schema)
+
+    def _holding(self, topic: Topic) -> Holding:
+        found = self._holdings.get(topic.name)
+        if found is None and not matches(self._options.tables, topic.table):
+            found = self._holdings[topic.name] = Holding()
+        if found is None:
+            if self._settled:
+                check(self._store, self._options, topic.schema)
+            found = self._holdings[topic.name] = bound(self._options, topic.schema)
+        return found
+
+    def topics(self) -> Sequence[Topic]:
+        return [self._topic(topic) for topic in self._log.topics()]
+
+    def _topic(self, topic: Topic) -> Topic:
+        holding = self._holding(topic)
+        return topic if holding.everything else replace(topic, held=holding.held(topic.schema))
+
+    def read(
+        self, topic: str, after: Position, upto: Position, history: str | None = None, *, old_rows: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        if old_rows:
+            raise ValueError("a store is given no old rows")
+        return self._given(topic, self._log.read(topic, after, upto, history))
+
+    def changes_at(self, topic: str, positions: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+        return self._given(topic, self._log.changes_at(topic, positions))
+
+    def _given(self, topic: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        holding = self.holding(topic)
+        return batches if holding.everything else map(holding.batch, batches)
+
+    # -- what is the same for everybody -------------------------------------------------------------------------------
+
+    def head(self) -> Cut:
+        return self._log.head()
+
+    def written(self) -> Cut:
+        return self._log.written()
+
+    def wait(self, after: Position, timeout_s: float) -> Cut:
+        return self._log.wait(after, timeout_s)
+
+    def cut_within(self, after: Position, max_rows: int, max_bytes: int) -> Cut:
+        return self._log.cut_within(after, max_rows, max_bytes)
+
+    def cut_at_lsn(self, lsn: Lsn) -> Cut | None:
+        return self._log.cut_at_lsn(lsn)
+
+    def marks(self, upto: Position | None = None) -> Mapping[str, bytes]:
+        return self._log.marks(upto)
+
+    def last_commit(self) -> Cut:
+        return self._log.last_commit()
+
+    def lineage(self) -> Lineage | None:
+        return self._log.lineage()
+
+    def last_change(self, topic: str, upto: Position) -> Position:
+        return self._log.last_change(topic, upto)
+
+    def slices(
+        self, topics: Sequence[str], after: Position, upto: Position, target_bytes: int, history: str | None = None
+    ) -> Sequence[Slice]:
+        return self._log.slices(topics, after, upto, target_bytes, history)
+
+    def close(self) -> None:
+        self._log.close()

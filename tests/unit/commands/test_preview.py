@@ -1,0 +1,135 @@
+"""`cdc preview`, over a small log, and what docs/stores.md shows of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cdc.commands.app import app
+from cdc.errors import ConfigError
+from cdc.log.embedded.writer import EmbeddedLogWriter
+from cdc.model.batch import Op
+from cdc.model.evolution import Kind
+from cdc.model.pgtypes import INT8, NUMERIC, TEXT
+from cdc.model.position import Lsn
+from cdc.model.table import Column, Table
+from tests.contract.rows import Row, batch, schema
+
+PAGE: Final = (Path(__file__).resolve().parents[3] / "docs/stores.md").read_text(encoding="utf-8")
+SECTION: Final = PAGE.partition("## What does a store hold of a table?")[2].partition("\n## ")[0]
+CUSTOMERS = Table(
+    16800,
+    "public",
+    "customers",
+    (
+        Column("id", INT8, key=True, attnum=1),
+        Column("name", TEXT, attnum=2),
+        Column("address_city", TEXT, attnum=3),
+        Column("cost", NUMERIC, attnum=4),
+        Column("address_zip", TEXT, attnum=5),
+        Column("notes", TEXT, attnum=6),
+    ),
+)
+ADA: Row = {"id": "7", "name": "Ada", "address_city": "Köln", "cost": "1.10", "address_zip": "50667", "notes": '{"vip":true}'}
+STORES: Final = """
+[stores.search]
+kind = "opensearch"
+url = "http://127.0.0.1:9"
+[stores.cache]
+kind = "redis"
+url = "redis://127.0.0.1:9"
+key = "c:{id}"
+[stores.hashes]
+kind = "redis"
+url = "redis://127.0.0.1:9"
+value = "hash"
+[stores.lake]
+kind = "iceberg"
+path = "lake"
+[stores.lines]
+kind = "console"
+"""
+
+
+@pytest.fixture
+def preview(tmp_path: Path) -> Callable[..., Result]:
+    writer = EmbeddedLogWriter(tmp_path / "log")
+    changes = [
+        *((Op.INSERT, {**ADA, "id": str(number)}) for number in (5, 6)),
+        (Op.INSERT, {**ADA, "name": "old"}),
+        (Op.UPDATE, ADA),
+        (Op.DELETE, {"id": "6"}),
+    ]
+    for position, (op, row) in enumerate(changes, 1):
+        writer.append(batch(CUSTOMERS, [(op, position, row)]))
+        writer.commit(Lsn(position * 10), 1)
+    writer.append(schema(CUSTOMERS, 6, Kind.ALTERED))
+    writer.commit(Lsn(60), 1)
+    writer.close()
+
+    def run(store: str, *arguments: str, said: str = "") -> Result:
+        config = tmp_path / "cdc.toml"
+        config.write_text(f'[source]\ndsn = "host=h"\n[log]\ndir = "log"\n{STORES}{said}')
+        return CliRunner().invoke(app, ["--config", str(config), "preview", store, *arguments])
+
+    return run
+
+
+def test_the_page_shows_what_it_prints(preview: Callable[..., Result]) -> None:
+    said = "\n".join(re.findall(r"```toml\n(.*?)```", SECTION, re.DOTALL))
+    assert {"columns", "rename", "as"} <= tomllib.loads(said)["stores"]["search"]["tables"]["public.customers"].keys()
+    command, _, printed = re.findall(r"```console\n\$ cdc preview (.*?)```", SECTION, re.DOTALL)[0].partition("\n")
+    shown = preview(*command.split(), said=said)
+    assert (shown.exit_code, shown.stdout) == (0, printed), shown.output
+    without = said.replace('columns = ["id", "name", "address_city", "address_zip", "notes"]', 'exclude = ["cost"]')
+    assert preview(*command.split(), said=without).stdout == printed, "exclude as its comment says"
+
+
+def test_every_kind_shows_its_own(preview: Callable[..., Result]) -> None:
+    found = {}
+    for store in ("search", "cache", "hashes", "lake", "lines"):
+        said = f'[stores.{store}.tables."public.customers"]\nexclude = ["cost", "notes", "address_zip"]\nrename = {{ name = "title" }}\n'
+        shown = preview(store, "--json", "--key", "7", "--table", "public.customers", said=said)
+        assert shown.exit_code == 0, shown.output
+        [row] = json.loads(shown.stdout)["tables"]["public.customers"]
+        found[store] = row
+    document = '{"id":7,"title":"Ada","address_city":"Köln"}'
+    assert found == {
+        "search": {"index": "public.customers", "id": "7", "document": document},
+        "cache": {"command": "SET", "key": "c:7", "value": document},
+        "hashes": {"command": "HSET", "key": "public.customers:7", "value": '{"id": "7", "title": "Ada", "address_city": "Köln"}'},
+        "lake": {"table": "public.customers", "row": '{"id": "7", "title": "Ada", "address_city": "Köln"}'},
+        "lines": {"line": '{"_cdc_position":4,"id":7,"title":"Ada","address_city":"Köln"}'},
+    }
+
+
+def test_samples_are_the_newest_rows(preview: Callable[..., Result]) -> None:
+    shown = json.loads(preview("cache", "--json", "--rows", "2").stdout)["tables"]["public.customers"]
+    assert [row["key"] for row in shown] == ["c:7", "c:7"], "as the log has them, one after the other"
+    assert (
+        preview("cache", "--key", "6", "--table", "public.customers").stdout == "public.customers: no row in what was looked at\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "message"),
+    [
+        (("search",), 'columns = ["id", "nmae"]', r"customers\".columns: public.customers has no column nmae"),
+        (("lake",), 'columns = ["name"]', "id cannot be left out"),
+        (("cache", "--table", "public.x"), 'exclude = ["cost"]', "store cache has no table public.x in the log"),
+        (("cache", "--key", "7"), 'exclude = ["cost"]', "--key is of one table"),
+        (("nothing",), "", "there is no store 'nothing'"),
+    ],
+)
+def test_what_is_wrong_is_said(preview: Callable[..., Result], arguments: tuple[str, ...], said: str, message: str) -> None:
+    table = f'[stores.{arguments[0]}.tables."public.customers"]\n{said}\n' if said else ""
+    shown = preview(*arguments, said=table)
+    assert isinstance(shown.exception, ConfigError)
+    assert re.search(message, str(shown.exception))
