@@ -14,6 +14,7 @@ import structlog
 
 from cdc.background import JOIN_S, Interrupted, Notes, lower_priority
 from cdc.compaction import retention
+from cdc.compaction.ages import AgeKeeper
 from cdc.compaction.bounds import WHILE_SCARCE, Settled, TopicPoints, Worth, bounds, due
 from cdc.compaction.merge import Merged, compact
 from cdc.compaction.pins import Pins, StorePin
@@ -121,7 +122,7 @@ class Compaction:
         # Where nothing is kept for its age's sake there is nothing to wait for either.
         history_s = 3600.0 * settings.log.history_hours
         self._look_s = min(LOOK_S, max(0.2, history_s / 10))
-        self._grace_s = min(GRACE_S, history_s)
+        self._ages = AgeKeeper(settings.log)
 
     def start(self) -> None:
         self._thread.start()
@@ -167,6 +168,8 @@ class Compaction:
         self._recorded()
         now = time.monotonic()
         self._look_at_space(reader, problems)
+        with self._noting(problems):
+            self._ages.look(reader)
         ready = [topic for topic in reader.topics() if self._failed.get(topic.name, NONE).until <= now]
         for topic in ready:
             if self._cleanup(topic) == "delete":
@@ -271,7 +274,7 @@ class Compaction:
     def _free(self) -> None:
         """Whoever is reading what was replaced may go on, unless its space is needed. Raises OSError."""
         needed = self._space.refused or self._space.short()
-        self._upkeep.remove_replaced(0.0 if needed else self._grace_s)
+        self._upkeep.remove_replaced(0.0 if needed else min(GRACE_S, 3600.0 * self._settings.log.history_hours))
         self._space.refused = False
 
     def _recorded(self) -> None:

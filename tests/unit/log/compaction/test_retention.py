@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from cdc.compaction import ages as ages_module
 from cdc.compaction import retention
+from cdc.compaction.ages import AGES, AGES_FILE, AgeKeeper, Ages, known
 from cdc.compaction.bounds import Settled, TopicPoints, bounds
 from cdc.compaction.merge import compact
 from cdc.compaction.pins import Pins
@@ -63,7 +65,7 @@ def test_what_is_too_old_or_too_much_goes_from_the_oldest_end_as_far_as_everybod
     assert kept_from(some_topic(91, 3000), found[1:], Old(190), [90]) == 91
 
 
-def test_rows_of_the_inbox_have_no_age(limited: tuple[Settings, EmbeddedLogWriter]) -> None:
+def test_rows_of_the_inbox_are_as_old_as_the_notes_of_the_head_say(limited: tuple[Settings, EmbeddedLogWriter]) -> None:
     settings, writer = limited
     grown(writer, 200)
     with closing(EmbeddedLogReader(settings.log.dir)) as reader:
@@ -71,7 +73,71 @@ def test_rows_of_the_inbox_have_no_age(limited: tuple[Settings, EmbeddedLogWrite
         assert retention.old(reader, settings.log, ours, 2**62) == Old(99)
         derived = replace(ours, table=replace(ours.table, oid=DERIVED_OID))
         assert derived.table.derived
+        assert retention.old(reader, settings.log, derived, 2**62) == Old(-1), "nothing is known of them"
+        log = present_history(reader).partition(".")[0][:16]
+        noted = Ages(log, 101 * HOUR_US, 1, ((0, 50), (1 * HOUR_US, 120), (2 * HOUR_US, 200)))
+        AGES.save(settings.log.dir / AGES_FILE, noted)
+        assert retention.old(reader, settings.log, derived, 2**62) == Old(120)
+        for other in (replace(noted, log="f" * 16), replace(noted, notes=(*noted.notes, (101 * HOUR_US, 201)))):
+            AGES.save(settings.log.dir / AGES_FILE, other)
+            assert retention.old(reader, settings.log, derived, 2**62) == Old(-1), (
+                "of another log, or of a future that this one never had"
+            )
+        (settings.log.dir / AGES_FILE).write_bytes(b"{}")
         assert retention.old(reader, settings.log, derived, 2**62) == Old(-1)
+    writer.close()
+
+
+def test_time_counts_by_the_clock_as_far_as_it_has_really_passed() -> None:
+    ages = Ages("a" * 16).at(10 * HOUR_US)
+    assert ages.passed_us == 0
+    assert ages.at(12 * HOUR_US).passed_us == 2 * HOUR_US, "also while nobody looked"
+    assert ages.at(9999 * HOUR_US, HOUR_US).passed_us == HOUR_US, "a clock that jumps ahead makes nothing old"
+    back = ages.at(8 * HOUR_US)
+    assert (back.passed_us, back.at(9 * HOUR_US).passed_us) == (0, HOUR_US)
+
+
+def test_the_head_is_noted_often_enough_and_not_for_ever() -> None:
+    ages, hours = Ages("a" * 16, 0, 1), [1.0, 10.0]
+    for minute in range(60 * 24):
+        ages = ages.at(1 + minute * 60_000_000).noted(minute, hours)
+    assert len(ages.notes) == 10 * 30 + 1, "every other minute, as far as the longest age goes back"
+    assert ages.upto(1.0) in (60 * 23 - 2, 60 * 23 - 1)
+    assert ages.upto(10.0) in (60 * 14 - 2, 60 * 14 - 1)
+    assert ages.upto(30.0) == -1
+    many = Ages("a" * 16, 10**6, 1, tuple((number, number) for number in range(3000))).noted(3000, [1.0])
+    assert (len(many.notes), many.notes[0], many.notes[-1]) == (1501, (0, 0), (2999, 2999))
+    assert ages.noted(5, hours).notes[-1][1] <= 5, "an older copy of the log was put back"
+
+
+def test_the_thread_notes_the_head_and_retires_rows_of_the_inbox_by_their_age(
+    shop: tuple[Settings, EmbeddedLogWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, writer = shop
+    table = LogTable.model_validate({"cleanup": "delete", "retain_hours": 2})
+    settings = settings.model_copy(update={"stores": {}, "log": settings.log.model_copy(update={"tables": {TOPIC: table}})})
+    for _ in range(200):
+        at = writer.next_position
+        writer.append(batch(replace(ORDERS, oid=DERIVED_OID), [(Op.UPDATE, at, order(1, "again"))]), "views")
+        writer.mark("views", str(at).encode())
+        writer.commit()
+    writer.drain_seals()
+    now_s = [1_800_000_000.0]
+    monkeypatch.setattr(ages_module.time, "time_ns", lambda: int(now_s[0] * 1e9))
+    monkeypatch.setattr(ages_module.time, "monotonic", lambda: now_s[0])
+    keeper = AgeKeeper(settings.log)
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        for passed_s in (0, 3600, 3599):
+            now_s[0] += passed_s
+            keeper.look(reader)
+            assert retire_now(settings, writer, reader) == 0
+        now_s[0] += 1
+        keeper.look(reader)
+        assert retire_now(settings, writer, reader) > 0
+        assert topic_of(reader).kept_from > 1
+        again = AgeKeeper(settings.log)
+        again.look(reader)
+        assert known(settings.log.dir, reader).passed_us == 7200 * 10**6
     writer.close()
 
 
