@@ -43,9 +43,9 @@ def _upto(reader: LogReader, log: Log, topic: Topic, now_us: int, hours: float) 
 def kept_from(topic: Topic, ranges: Sequence[ClosedRange], old: Old, pins: Sequence[int]) -> int:
     """From where on the topic is to be kept; never less than it is now.
 
-    ``pins``: the positions that followers have reached. One who is behind what is kept already can never go on, and holds nothing.
+    ``pins``: the positions that followers have reached. One who is behind what is kept already can never go on, and holds nothing; unless he may begin at 0.
     """
-    held = min((pin for pin in pins if pin + 1 >= topic.kept_from), default=topic.last)
+    held = min((pin for pin in pins if topic.whole or pin + 1 >= topic.kept_from), default=topic.last)
     found, left = int(topic.kept_from), topic.bytes
     for closed in ranges:
         too_many = old.most_bytes is not None and left > old.most_bytes

@@ -15,6 +15,7 @@ from cdc.compaction import ages as ages_module
 from cdc.compaction import retention
 from cdc.compaction.ages import AGES, AGES_FILE, AgeKeeper, Ages, known
 from cdc.compaction.bounds import Settled, TopicPoints, bounds
+from cdc.compaction.emptied import made_whole
 from cdc.compaction.merge import compact
 from cdc.compaction.pins import Pins
 from cdc.compaction.retention import Old, kept_from
@@ -32,7 +33,7 @@ from cdc.replay.state import definition_at, rows_as_of
 from cdc.settings.models import Log, LogTable, Settings
 from tests.contract.rows import ORDERS, PAIRS, batch, order
 from tests.unit.log.changes import positions_in
-from tests.unit.log.compaction.test_worker import HOUR_US, commit_until, grown, ranges, shop, told
+from tests.unit.log.compaction.test_worker import HOUR_US, commit_until, grown, looked, ranges, shop, told
 from tests.unit.log.disks import Crash, CrashDisk, Loss, QuickDisk
 from tests.unit.log.test_crash import SEGMENT_BYTES, seal_closed
 
@@ -441,3 +442,87 @@ def test_nothing_but_what_was_retired_is_lost_with_the_power(quick_folder: Path,
             if writer.head.position and len(writer.upkeep.ranges(TOPIC)) > 3:
                 retire_some(writer, course)
                 the_rest_is_there(root, course)
+
+
+def emptied_since(limited: tuple[Settings, EmbeddedLogWriter], reader: LogReader) -> tuple[Compaction, int]:
+    """Of orders the beginning is gone; they were truncated since, and read again. Returns where."""
+    settings, writer = limited
+    grown(writer, 300)
+    retire_now(settings, writer, reader)
+    emptied_at = writer.next_position
+    writer.append(batch(ORDERS, [(Op.TRUNCATE, emptied_at, None)]))
+    writer.append(batch(ORDERS, [(Op.READ, emptied_at + one, order(one, "again")) for one in range(1, 11)]))
+    writer.commit(Lsn(400), 300 * HOUR_US)
+    return Compaction(settings, writer.upkeep, threading.Event(), free=lambda _: 10**15), int(emptied_at)
+
+
+def test_a_topic_that_was_emptied_since_its_beginning_went_can_be_read_from_0_again(
+    limited: tuple[Settings, EmbeddedLogWriter],
+) -> None:
+    settings, writer = limited
+    told(settings, 10**6)
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        worker_, at = emptied_since(limited, reader)
+        topic = topic_of(reader)
+        assert 1 < topic.kept_from < at
+        looked(worker_, reader, writer)
+        with pytest.raises(PositionGone):
+            list(reader.read(TOPIC, Position(0), ALL, present_history(reader)))
+        told(settings, 0)  # a new store: now somebody needs it
+        looked(worker_, reader, writer)
+        writer.append(batch(ORDERS, [(Op.UPDATE, writer.next_position, order(1, "once more"))]))  # the one before was closed
+        writer.commit(Lsn(401), 300 * HOUR_US)
+        writer.drain_seals()
+        told(settings, 0)
+        looked(worker_, reader, writer)
+        now = topic_of(reader)
+        assert (now.whole, now.kept_from, now.floor, now.clean_from) == (True, topic.kept_from, topic.floor, at + 1)
+        found = positions_in(reader.read(TOPIC, Position(0), ALL, present_history(reader)))
+        assert found == list(range(topic.kept_from, at + 12))
+        assert positions_in(reader.read(TOPIC, Position(7), ALL, present_history(reader))) == found, (
+            "who began at 0 is there already"
+        )
+        for history in (None, present_history(reader).partition(".")[0]):
+            with pytest.raises(PositionGone, match="are gone"):
+                list(reader.read(TOPIC, Position(0), ALL, history))
+        (kept_now,) = kept(settings, reader)
+        assert kept_now.whole
+        assert kept_now.held_by == {"told": 0}, "it is on its way"
+        writer.close()
+        with closing(EmbeddedLogWriter(settings.log.dir, segment_bytes=4096, disk=QuickDisk())) as again:
+            for _ in range(30):  # beyond the next checkpoint
+                again.append(batch(ORDERS, [(Op.UPDATE, again.next_position, order(2, "later"))]))
+                again.commit(Lsn(500), 300 * HOUR_US)
+            with closing(EmbeddedLogReader(settings.log.dir)) as after:
+                assert topic_of(after).whole
+                again.upkeep.retire(TOPIC, floor=now.floor, clean_from=now.clean_from + 1)
+                again.commit()
+                assert topic_of(after).whole, "compaction changes nothing of that"
+                later = next(one for one in again.upkeep.ranges(TOPIC) if one.first > now.kept_from).first
+                points = max(later, now.clean_from + 1)
+                again.upkeep.retire(TOPIC, kept_from=later, floor=points, clean_from=points)
+                again.commit()
+                assert not topic_of(after).whole, "more is gone: it has to be looked at again"
+
+
+def test_a_topic_is_not_called_whole_before_every_store_has_come_to_where_it_was_emptied(
+    limited: tuple[Settings, EmbeddedLogWriter],
+) -> None:
+    settings, writer = limited
+    told(settings, 10**6)
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        _, at = emptied_since(limited, reader)
+        topic = topic_of(reader)
+        calls: list[int] = []
+        for pins in ([at - 1], [topic.kept_from - 1]):
+            assert not made_whole(writer.upkeep, topic, at, pins, lambda: calls.append(1))
+        assert not made_whole(writer.upkeep, topic, topic.kept_from - 1, [], lambda: calls.append(1)), (
+            "what emptied it is gone, too"
+        )
+        assert not calls
+        writer.upkeep.close_newest(TOPIC, at)
+        writer.commit()
+        writer.append(batch(ORDERS, [(Op.UPDATE, writer.next_position, order(1, "once more"))]))
+        writer.commit(Lsn(401), 300 * HOUR_US)
+        assert made_whole(writer.upkeep, topic, at, [at, 0], writer.commit)
+    writer.close()
