@@ -70,7 +70,7 @@ def stat(context: typer.Context, as_json: Json = False) -> None:
     for topic in topics:
         whole = f"whole from position {topic.clean_from}" if topic.clean_from else "whole"
         if topic.kept_from:
-            whole = f"kept from position {topic.kept_from}, {whole}"
+            whole = f"kept from position {topic.kept_from}, {whole}{', for new stores too' if topic.whole else ''}"
         held = ", ".join(f"{store} (at {position})" for store, position in topic.held_by.items())
         lapsed = "".join(f"; no longer held back by {store}: {why}" for store, why in topic.lapsed.items())
         say(f"{topic.topic}: {topic.cleanup}, {topic.rows} changes, {whole}{f'; held back by {held}' if held else ''}{lapsed}")

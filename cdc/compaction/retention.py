@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from cdc.compaction.ages import known
 from cdc.log.contract import ClosedRange, LogReader, LogUpkeep, Topic
 from cdc.replay.place import cut_before_time
 from cdc.settings.models import Log
@@ -22,24 +23,29 @@ class Old:
 
 
 def old(reader: LogReader, log: Log, topic: Topic, now_us: int) -> Old:
-    """The table's limits as they stand now. Age is counted as by ``cdc.compaction.worker.settled``.
-
-    A derived topic has none: its cuts carry the time of the source's last commit, so what comes while the source is quiet would be old at once.
-    """
+    """The table's limits as they stand now. Age is counted as by ``cdc.compaction.worker.settled``; that of a derived topic as ``cdc.compaction.ages`` knows it.
+    Raises OSError."""
     limits = log.limits_of(topic.table)
-    end_us = min(now_us, reader.head().commit_ts_us)
-    upto = (
-        -1 if limits.hours is None or topic.table.derived else cut_before_time(reader, end_us - int(limits.hours * 3_600_000_000))
+    return Old(
+        -1 if limits.hours is None else _upto(reader, log, topic, now_us, limits.hours),
+        None if limits.mb is None else limits.mb * 10**6,
     )
-    return Old(upto, None if limits.mb is None else limits.mb * 10**6)
+
+
+def _upto(reader: LogReader, log: Log, topic: Topic, now_us: int, hours: float) -> int:
+    if topic.table.derived:
+        ages = known(log.dir, reader)
+        return -1 if ages is None else ages.upto(hours)
+    end_us = min(now_us, reader.head().commit_ts_us)
+    return cut_before_time(reader, end_us - int(hours * 3_600_000_000))
 
 
 def kept_from(topic: Topic, ranges: Sequence[ClosedRange], old: Old, pins: Sequence[int]) -> int:
     """From where on the topic is to be kept; never less than it is now.
 
-    ``pins``: the positions that followers have reached. One who is behind what is kept already can never go on, and holds nothing.
+    ``pins``: the positions that followers have reached. One who is behind what is kept already can never go on, and holds nothing; unless he may begin at 0.
     """
-    held = min((pin for pin in pins if pin + 1 >= topic.kept_from), default=topic.last)
+    held = min((pin for pin in pins if topic.whole or pin + 1 >= topic.kept_from), default=topic.last)
     found, left = int(topic.kept_from), topic.bytes
     for closed in ranges:
         too_many = old.most_bytes is not None and left > old.most_bytes

@@ -19,7 +19,7 @@ from cdc.settings.models import Cleanup, Settings
 
 @dataclass(frozen=True, slots=True)
 class TopicKept:
-    """``clean_from``, ``kept_from``: see ``cdc.log.contract.Topic``. ``held_by``: stores that have not read what could be dropped by its age or
+    """``clean_from``, ``kept_from``, ``whole``: see ``cdc.log.contract.Topic``. ``held_by``: stores that have not read what could be dropped by its age or
     the topic's size, each with its position; ``lapsed``: those of them that no longer hold anything, each with why."""
 
     topic: str
@@ -28,6 +28,7 @@ class TopicKept:
     clean_from: int
     held_by: dict[str, int]
     kept_from: int
+    whole: bool
     lapsed: dict[str, str]
 
 
@@ -43,9 +44,11 @@ def kept(settings: Settings, reader: LogReader) -> list[TopicKept]:
             old = retention.old(reader, settings.log, topic, now_us)
             due = retention.kept_from(topic, closed_ranges(settings.log.dir, topic.name), old, ()) - 1
         behind = [pin for pin in stores if cleanup != "keep" and pin.position < due and pin.holds(topic.schema)]
-        held_by = {pin.store: pin.position for pin in behind if pin.lapsed is None and pin.position + 1 >= topic.kept_from}
+        held_by = {
+            pin.store: pin.position for pin in behind if pin.lapsed is None and (topic.whole or pin.position + 1 >= topic.kept_from)
+        }
         lapsed = {pin.store: pin.lapsed for pin in behind if pin.lapsed is not None}
-        topics.append(TopicKept(topic.name, cleanup, topic.rows, topic.clean_from, held_by, topic.kept_from, lapsed))
+        topics.append(TopicKept(topic.name, cleanup, topic.rows, topic.clean_from, held_by, topic.kept_from, topic.whole, lapsed))
     return topics
 
 

@@ -14,7 +14,9 @@ import structlog
 
 from cdc.background import JOIN_S, Interrupted, Notes, lower_priority
 from cdc.compaction import retention
+from cdc.compaction.ages import AgeKeeper
 from cdc.compaction.bounds import WHILE_SCARCE, Settled, TopicPoints, Worth, bounds, due
+from cdc.compaction.emptied import Emptied, made_whole
 from cdc.compaction.merge import Merged, compact
 from cdc.compaction.pins import Pins, StorePin
 from cdc.compaction.space import Space
@@ -118,10 +120,13 @@ class Compaction:
         self._space = Space(settings.log, free)
         self._thread = threading.Thread(target=self._run, name="compaction", daemon=True)
 
-        # Where nothing is kept for its age's sake there is nothing to wait for either.
-        history_s = 3600.0 * settings.log.history_hours
-        self._look_s = min(LOOK_S, max(0.2, history_s / 10))
-        self._grace_s = min(GRACE_S, history_s)
+        self._emptied = Emptied(upkeep)
+        self._ages = AgeKeeper(settings.log)
+
+    @property
+    def _look_s(self) -> float:
+        """Where nothing is kept for its age's sake there is nothing to wait for either."""
+        return min(LOOK_S, max(0.2, 360.0 * self._settings.log.history_hours))
 
     def start(self) -> None:
         self._thread.start()
@@ -167,11 +172,15 @@ class Compaction:
         self._recorded()
         now = time.monotonic()
         self._look_at_space(reader, problems)
+        with self._noting(problems):
+            self._ages.look(reader)
         ready = [topic for topic in reader.topics() if self._failed.get(topic.name, NONE).until <= now]
         for topic in ready:
             if self._cleanup(topic) == "delete":
                 with self._postponing(topic, problems):
                     self._retire(reader, topic)
+                with self._postponing(topic, problems):
+                    self._make_whole(reader, next(one for one in reader.topics() if one.name == topic.name))
         topics = [topic for topic in ready if self._due(topic, topic.last)]
         if not topics:
             return  # telling how old positions are reads some of the timeline
@@ -232,6 +241,21 @@ class Compaction:
         if gone:
             _log.info(f"retired {gone} changes of {topic.name}", facts={"topic": topic.name, "retired": gone})
 
+    def _make_whole(self, reader: LogReader, topic: Topic) -> None:
+        """Where the topic was emptied since its beginning went, it can be read from 0 on again."""
+        if topic.kept_from <= 1 or topic.whole:
+            return
+        pins = [pin.position for pin in self._pins.every(time.monotonic(), reader) if pin.holds(topic.schema)]
+        lacking = any(pin + 1 < topic.kept_from for pin in pins)
+        at = self._emptied.at(topic.name, everywhere=lacking, go_on=self._go_on)
+        if at < topic.kept_from:
+            if lacking and self._emptied.in_newest(reader, topic):
+                self._upkeep.close_newest(topic.name, topic.last)
+            return
+        holding = [pin.position for pin in self._pins.look(time.monotonic(), reader) if pin.holds(topic.schema)]
+        if made_whole(self._upkeep, topic, at, holding, self._recorded):
+            _log.info(f"{topic.name} can be read from its beginning again", facts={"topic": topic.name, "emptied_at": at})
+
     def _due(self, topic: Topic, clean_from: int) -> bool:
         if self._cleanup(topic) != "compact":
             return False
@@ -271,7 +295,7 @@ class Compaction:
     def _free(self) -> None:
         """Whoever is reading what was replaced may go on, unless its space is needed. Raises OSError."""
         needed = self._space.refused or self._space.short()
-        self._upkeep.remove_replaced(0.0 if needed else self._grace_s)
+        self._upkeep.remove_replaced(0.0 if needed else min(GRACE_S, 3600.0 * self._settings.log.history_hours))
         self._space.refused = False
 
     def _recorded(self) -> None:

@@ -46,7 +46,9 @@ class Topic:
     raised: int = 0
     """The raising that made the floor what it is (``cdc.model.lineage.Lineage.raised``); 0 where it is 0."""
     kept_from: Position = START
-    """Changes below this are gone, whatever they were: nobody can begin before it."""
+    """Changes below this are gone, whatever they were: nobody can begin before it …"""
+    whole: bool = False
+    """… but at 0, where the topic was emptied since, and ``read`` is given the present history; he has all of it from ``clean_from`` on."""
     held: TopicSchema | None = None
     """What one store holds of it (``sinks.heldlog``); None: whoever asks is not one that holds less than all."""
 
@@ -108,9 +110,9 @@ class LogUpkeep(Protocol):
         """The changes of one of ``ranges``, checked. ``only``: these columns of them. Raises LogCorrupt."""
         ...
 
-    def retire(self, topic: str, *, floor: int, clean_from: int, kept_from: int | None = None) -> None:
+    def retire(self, topic: str, *, floor: int, clean_from: int, kept_from: int | None = None, whole: bool | None = None) -> None:
         """Changes below ``kept_from`` (None: as before) will be gone, DELETEs below ``floor`` may be, and below ``clean_from`` others may be that later ones below
-        it have superseded. None of the three ever falls, and each is at least the one before. Raises ValueError when that contradicts
+        it have superseded. ``whole``: the topic was emptied between the first of these and the last (None: as before, where nothing more is gone). None of the three ever falls, and each is at least the one before. Raises ValueError when that contradicts
         the log, or something of this topic still waits."""
         ...
 

@@ -39,6 +39,8 @@ class MemoryLog:
         """Topic → its floor, and the raising that made it so."""
         self.kept_from: dict[str, Position] = {}
         """Topic → the position below which its changes are gone."""
+        self.whole: set[str] = set()
+        """Those of them that were emptied since."""
         identity = uuid.uuid4().hex[:16]
         self.lineage = Lineage(identity, (History(identity * 2, START),))
 
@@ -54,6 +56,7 @@ class MemoryLog:
     def retire(self, topic: str, kept_from: Position) -> None:
         """The topic's batches that lie wholly below are gone."""
         self.kept_from[topic] = kept_from
+        self.whole.discard(topic)
         if kept_from > self.floors.get(topic, (START, 0))[0]:
             self.raise_floor(topic, kept_from)
         self.batches = [one for one in self.batches if _topic(one) != topic or positions_of(one)[-1] >= kept_from]
@@ -232,6 +235,7 @@ class MemoryReader:
                 floor=self._floor(name)[0],
                 raised=self._floor(name)[1],
                 kept_from=self._log.kept_from.get(name, START),
+                whole=name in self._log.whole,
             )
             for name, batches in found.items()
         ]
@@ -241,9 +245,10 @@ class MemoryReader:
     ) -> Iterator[pa.RecordBatch]:
         floor, raised = self._floor(topic)
         kept_from = self._log.kept_from.get(topic, START)
-        if after + 1 < kept_from:
+        knows = self.lineage().raised_at(history) >= raised
+        if after + 1 < kept_from and not (topic in self._log.whole and knows):
             raise retired_before(topic, after, kept_from)
-        if 0 < after < floor - 1 and self.lineage().raised_at(history) < raised:
+        if 0 < after < floor - 1 and not knows:
             raise PositionGone(f"the log no longer keeps all of {topic} from position {after} on")
         for batch in self._between(after, upto):
             if table_of(batch.schema).qualified == topic:

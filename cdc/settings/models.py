@@ -199,7 +199,7 @@ class Log(Strict):
     """`keep`: every change stays for ever. `compact`: of changes that are older than `history_hours` only each row's last stays, which may be its
     DELETE. `delete`: changes beyond `retain_hours` or `retain_mb` go, whether or not anything has superseded them ([log.md](log.md))."""
     retain_hours: float | None = Field(None, ge=0)
-    """`delete`: changes that are older than this go; not those that came through the inbox. When left out, their age does not matter."""
+    """`delete`: changes that are older than this go. When left out, their age does not matter."""
     retain_mb: int | None = Field(None, ge=1)
     """`delete`: where a table's changes come to more than this, the oldest go, however young they are. Counted as they came (`bytes` in `cdc log ls`);
     sealed, they take less of the disk. When left out, their size does not matter."""

@@ -446,12 +446,12 @@ class EmbeddedLogReader:
         """Made again only when something has been added to it: all topics are asked for whenever a follower looks at its store."""
         known, last = self._topics.get(index.number), index.last
         retired = index.retired
-        now = (last, index.rows, retired.clean_from, retired.floor, retired.kept_from)
-        if known is None or (known.last, known.rows, known.clean_from, known.floor, known.kept_from) != now:
+        now = (last, index.rows, retired.clean_from, retired.floor, retired.kept_from, retired.whole)
+        if known is None or (known.last, known.rows, known.clean_from, known.floor, known.kept_from, known.whole) != now:
             known = Topic(
                 index.name, self._table(index), index.rows, index.bytes, Position(index.first), Position(last),
                 index.producer, Position(retired.clean_from), Position(retired.floor), retired.raised,
-                Position(retired.kept_from),
+                Position(retired.kept_from), retired.whole,
             )  # fmt: skip
             self._topics[index.number] = known
         return known
@@ -470,7 +470,8 @@ class _Superseded(Exception):
 def _is_kept(index: TopicIndex, after: int, known: int = 0) -> bool:
     """Whether reading may begin behind a position, by somebody who has missed nothing up to the raising ``known``."""
     retired = index.retired
-    return after + 1 >= retired.kept_from and (not 0 < after < retired.floor - 1 or retired.raised <= known)
+    knows = retired.raised <= known
+    return (after + 1 >= retired.kept_from or (retired.whole and knows)) and (not 0 < after < retired.floor - 1 or knows)
 
 
 def _gone(index: TopicIndex, after: int) -> PositionGone:

@@ -62,7 +62,9 @@ _PIECE: Final = struct.Struct(
 _PART: Final = struct.Struct("<HHIqIIqIIII")  # kind, 0, topic, segment, start, end, last, rows, seed, chain, checksum
 _CUT: Final = struct.Struct("<HHIqqqqII")  # kind, 0, parts, first, last, commit LSN, commit ts, epoch, checksum
 _REPLACED: Final = struct.Struct("<HHIqqqIIII")  # kind, 0, topic, first, last, bytes, rows, generation, digest, checksum
-_RETIRED: Final = struct.Struct("<HHIqqqIqI")  # kind, 0, topic, kept from, floor, clean from, newest generation, raising, checksum
+_RETIRED: Final = struct.Struct(
+    "<HHIqqqIqI"
+)  # kind, whole, topic, kept from, floor, clean from, newest generation, raising, checksum
 assert {one.size for one in (_HEADER, _PIECE, _PART, _CUT, _REPLACED, _RETIRED)} == {RECORD_BYTES}
 
 PART_DTYPE: Final = np.dtype(
@@ -149,6 +151,8 @@ class Retired:
     """The newest one of the topic's sealed files: what is retired may have been the last that names it, and none is given twice."""
     raised: int = 0
     """The raising that made the floor what it is (``cdc.model.lineage``); 0 where it is 0."""
+    whole: bool = False
+    """The topic was emptied at or behind kept_from and below clean_from: so whoever begins at 0 lacks nothing once he is at clean_from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +224,9 @@ def replaced_record(new: Replaced) -> bytes:
 
 
 def retired_record(old: Retired) -> bytes:
-    return _RETIRED.pack(RecordKind.RETIRED, 0, old.topic, old.kept_from, old.floor, old.clean_from, old.generation, old.raised, 0)
+    return _RETIRED.pack(
+        RecordKind.RETIRED, old.whole, old.topic, old.kept_from, old.floor, old.clean_from, old.generation, old.raised, 0
+    )
 
 
 def _records(group: GroupEntry) -> Iterable[bytes]:
@@ -369,7 +375,10 @@ def listed(data: bytes, at: int, end: int) -> Listed:
                 _, _, topic, first, last, size, rows, generation, digest, _ = _REPLACED.unpack_from(data, at)
                 found.replaced.append(Replaced(topic, first, last, size, rows, generation, digest))
             case RecordKind.RETIRED:
-                found.retired.append(Retired(*_RETIRED.unpack_from(data, at)[2:8]))
+                _, whole, *said, _ = _RETIRED.unpack_from(data, at)
+                if whole > 1:
+                    raise Damaged(at, "a RETIRED that says what no writer of this format says")
+                found.retired.append(Retired(*said, bool(whole)))
             case _:
                 raise Damaged(at, "a record of unknown kind")
         at += RECORD_BYTES

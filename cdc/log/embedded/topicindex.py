@@ -286,6 +286,8 @@ class TopicIndex:
             return "the segment that is written is retired"
         if new.raised < before.raised or (new.raised > before.raised) != (new.floor > before.floor):
             return "a floor is raised without a number, or an old number comes back"
+        if new.whole and not 0 < new.kept_from < new.clean_from:
+            return "a topic is whole of which nothing is gone"
         return None if new.generation >= self.generation else "an old generation comes back"
 
     def retire(self, new: Retired) -> TopicIndex:

@@ -139,13 +139,15 @@ class EmbeddedUpkeep:
             self._replaced[index.number] = new
             self._dropped[index.number] = _Dropped(topic, first, last, generation)
 
-    def retire(self, topic: str, *, floor: int, clean_from: int, kept_from: int | None = None) -> None:
+    def retire(self, topic: str, *, floor: int, clean_from: int, kept_from: int | None = None, whole: bool | None = None) -> None:
         index = self._index(topic)
         kept_from = index.retired.kept_from if kept_from is None else kept_from
+        if whole is None:
+            whole = index.retired.whole and kept_from == index.retired.kept_from
         crashpoint("compaction.retiring")
         with self._lock:
             raised = self._next_raising() if floor > index.retired.floor else index.retired.raised
-            new = Retired(index.number, kept_from, floor, clean_from, index.generation, raised)
+            new = Retired(index.number, kept_from, floor, clean_from, index.generation, raised, whole)
             self._check(index, index.refuses_retiring(new))
             self._retired[index.number] = new
             # A segment of which anything is kept stays whole, also where it was sealed as several files.

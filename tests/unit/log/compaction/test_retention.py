@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from cdc.compaction import ages as ages_module
 from cdc.compaction import retention
+from cdc.compaction.ages import AGES, AGES_FILE, AgeKeeper, Ages, known
 from cdc.compaction.bounds import Settled, TopicPoints, bounds
+from cdc.compaction.emptied import made_whole
 from cdc.compaction.merge import compact
 from cdc.compaction.pins import Pins
 from cdc.compaction.retention import Old, kept_from
@@ -30,7 +33,7 @@ from cdc.replay.state import definition_at, rows_as_of
 from cdc.settings.models import Log, LogTable, Settings
 from tests.contract.rows import ORDERS, PAIRS, batch, order
 from tests.unit.log.changes import positions_in
-from tests.unit.log.compaction.test_worker import HOUR_US, commit_until, grown, ranges, shop, told
+from tests.unit.log.compaction.test_worker import HOUR_US, commit_until, grown, looked, ranges, shop, told
 from tests.unit.log.disks import Crash, CrashDisk, Loss, QuickDisk
 from tests.unit.log.test_crash import SEGMENT_BYTES, seal_closed
 
@@ -63,7 +66,7 @@ def test_what_is_too_old_or_too_much_goes_from_the_oldest_end_as_far_as_everybod
     assert kept_from(some_topic(91, 3000), found[1:], Old(190), [90]) == 91
 
 
-def test_rows_of_the_inbox_have_no_age(limited: tuple[Settings, EmbeddedLogWriter]) -> None:
+def test_rows_of_the_inbox_are_as_old_as_the_notes_of_the_head_say(limited: tuple[Settings, EmbeddedLogWriter]) -> None:
     settings, writer = limited
     grown(writer, 200)
     with closing(EmbeddedLogReader(settings.log.dir)) as reader:
@@ -71,7 +74,71 @@ def test_rows_of_the_inbox_have_no_age(limited: tuple[Settings, EmbeddedLogWrite
         assert retention.old(reader, settings.log, ours, 2**62) == Old(99)
         derived = replace(ours, table=replace(ours.table, oid=DERIVED_OID))
         assert derived.table.derived
+        assert retention.old(reader, settings.log, derived, 2**62) == Old(-1), "nothing is known of them"
+        log = present_history(reader).partition(".")[0][:16]
+        noted = Ages(log, 101 * HOUR_US, 1, ((0, 50), (1 * HOUR_US, 120), (2 * HOUR_US, 200)))
+        AGES.save(settings.log.dir / AGES_FILE, noted)
+        assert retention.old(reader, settings.log, derived, 2**62) == Old(120)
+        for other in (replace(noted, log="f" * 16), replace(noted, notes=(*noted.notes, (101 * HOUR_US, 201)))):
+            AGES.save(settings.log.dir / AGES_FILE, other)
+            assert retention.old(reader, settings.log, derived, 2**62) == Old(-1), (
+                "of another log, or of a future that this one never had"
+            )
+        (settings.log.dir / AGES_FILE).write_bytes(b"{}")
         assert retention.old(reader, settings.log, derived, 2**62) == Old(-1)
+    writer.close()
+
+
+def test_time_counts_by_the_clock_as_far_as_it_has_really_passed() -> None:
+    ages = Ages("a" * 16).at(10 * HOUR_US)
+    assert ages.passed_us == 0
+    assert ages.at(12 * HOUR_US).passed_us == 2 * HOUR_US, "also while nobody looked"
+    assert ages.at(9999 * HOUR_US, HOUR_US).passed_us == HOUR_US, "a clock that jumps ahead makes nothing old"
+    back = ages.at(8 * HOUR_US)
+    assert (back.passed_us, back.at(9 * HOUR_US).passed_us) == (0, HOUR_US)
+
+
+def test_the_head_is_noted_often_enough_and_not_for_ever() -> None:
+    ages, hours = Ages("a" * 16, 0, 1), [1.0, 10.0]
+    for minute in range(60 * 24):
+        ages = ages.at(1 + minute * 60_000_000).noted(minute, hours)
+    assert len(ages.notes) == 10 * 30 + 1, "every other minute, as far as the longest age goes back"
+    assert ages.upto(1.0) in (60 * 23 - 2, 60 * 23 - 1)
+    assert ages.upto(10.0) in (60 * 14 - 2, 60 * 14 - 1)
+    assert ages.upto(30.0) == -1
+    many = Ages("a" * 16, 10**6, 1, tuple((number, number) for number in range(3000))).noted(3000, [1.0])
+    assert (len(many.notes), many.notes[0], many.notes[-1]) == (1501, (0, 0), (2999, 2999))
+    assert ages.noted(5, hours).notes[-1][1] <= 5, "an older copy of the log was put back"
+
+
+def test_the_thread_notes_the_head_and_retires_rows_of_the_inbox_by_their_age(
+    shop: tuple[Settings, EmbeddedLogWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, writer = shop
+    table = LogTable.model_validate({"cleanup": "delete", "retain_hours": 2})
+    settings = settings.model_copy(update={"stores": {}, "log": settings.log.model_copy(update={"tables": {TOPIC: table}})})
+    for _ in range(200):
+        at = writer.next_position
+        writer.append(batch(replace(ORDERS, oid=DERIVED_OID), [(Op.UPDATE, at, order(1, "again"))]), "views")
+        writer.mark("views", str(at).encode())
+        writer.commit()
+    writer.drain_seals()
+    now_s = [1_800_000_000.0]
+    monkeypatch.setattr(ages_module.time, "time_ns", lambda: int(now_s[0] * 1e9))
+    monkeypatch.setattr(ages_module.time, "monotonic", lambda: now_s[0])
+    keeper = AgeKeeper(settings.log)
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        for passed_s in (0, 3600, 3599):
+            now_s[0] += passed_s
+            keeper.look(reader)
+            assert retire_now(settings, writer, reader) == 0
+        now_s[0] += 1
+        keeper.look(reader)
+        assert retire_now(settings, writer, reader) > 0
+        assert topic_of(reader).kept_from > 1
+        again = AgeKeeper(settings.log)
+        again.look(reader)
+        assert known(settings.log.dir, reader).passed_us == 7200 * 10**6
     writer.close()
 
 
@@ -375,3 +442,87 @@ def test_nothing_but_what_was_retired_is_lost_with_the_power(quick_folder: Path,
             if writer.head.position and len(writer.upkeep.ranges(TOPIC)) > 3:
                 retire_some(writer, course)
                 the_rest_is_there(root, course)
+
+
+def emptied_since(limited: tuple[Settings, EmbeddedLogWriter], reader: LogReader) -> tuple[Compaction, int]:
+    """Of orders the beginning is gone; they were truncated since, and read again. Returns where."""
+    settings, writer = limited
+    grown(writer, 300)
+    retire_now(settings, writer, reader)
+    emptied_at = writer.next_position
+    writer.append(batch(ORDERS, [(Op.TRUNCATE, emptied_at, None)]))
+    writer.append(batch(ORDERS, [(Op.READ, emptied_at + one, order(one, "again")) for one in range(1, 11)]))
+    writer.commit(Lsn(400), 300 * HOUR_US)
+    return Compaction(settings, writer.upkeep, threading.Event(), free=lambda _: 10**15), int(emptied_at)
+
+
+def test_a_topic_that_was_emptied_since_its_beginning_went_can_be_read_from_0_again(
+    limited: tuple[Settings, EmbeddedLogWriter],
+) -> None:
+    settings, writer = limited
+    told(settings, 10**6)
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        worker_, at = emptied_since(limited, reader)
+        topic = topic_of(reader)
+        assert 1 < topic.kept_from < at
+        looked(worker_, reader, writer)
+        with pytest.raises(PositionGone):
+            list(reader.read(TOPIC, Position(0), ALL, present_history(reader)))
+        told(settings, 0)  # a new store: now somebody needs it
+        looked(worker_, reader, writer)
+        writer.append(batch(ORDERS, [(Op.UPDATE, writer.next_position, order(1, "once more"))]))  # the one before was closed
+        writer.commit(Lsn(401), 300 * HOUR_US)
+        writer.drain_seals()
+        told(settings, 0)
+        looked(worker_, reader, writer)
+        now = topic_of(reader)
+        assert (now.whole, now.kept_from, now.floor, now.clean_from) == (True, topic.kept_from, topic.floor, at + 1)
+        found = positions_in(reader.read(TOPIC, Position(0), ALL, present_history(reader)))
+        assert found == list(range(topic.kept_from, at + 12))
+        assert positions_in(reader.read(TOPIC, Position(7), ALL, present_history(reader))) == found, (
+            "who began at 0 is there already"
+        )
+        for history in (None, present_history(reader).partition(".")[0]):
+            with pytest.raises(PositionGone, match="are gone"):
+                list(reader.read(TOPIC, Position(0), ALL, history))
+        (kept_now,) = kept(settings, reader)
+        assert kept_now.whole
+        assert kept_now.held_by == {"told": 0}, "it is on its way"
+        writer.close()
+        with closing(EmbeddedLogWriter(settings.log.dir, segment_bytes=4096, disk=QuickDisk())) as again:
+            for _ in range(30):  # beyond the next checkpoint
+                again.append(batch(ORDERS, [(Op.UPDATE, again.next_position, order(2, "later"))]))
+                again.commit(Lsn(500), 300 * HOUR_US)
+            with closing(EmbeddedLogReader(settings.log.dir)) as after:
+                assert topic_of(after).whole
+                again.upkeep.retire(TOPIC, floor=now.floor, clean_from=now.clean_from + 1)
+                again.commit()
+                assert topic_of(after).whole, "compaction changes nothing of that"
+                later = next(one for one in again.upkeep.ranges(TOPIC) if one.first > now.kept_from).first
+                points = max(later, now.clean_from + 1)
+                again.upkeep.retire(TOPIC, kept_from=later, floor=points, clean_from=points)
+                again.commit()
+                assert not topic_of(after).whole, "more is gone: it has to be looked at again"
+
+
+def test_a_topic_is_not_called_whole_before_every_store_has_come_to_where_it_was_emptied(
+    limited: tuple[Settings, EmbeddedLogWriter],
+) -> None:
+    settings, writer = limited
+    told(settings, 10**6)
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        _, at = emptied_since(limited, reader)
+        topic = topic_of(reader)
+        calls: list[int] = []
+        for pins in ([at - 1], [topic.kept_from - 1]):
+            assert not made_whole(writer.upkeep, topic, at, pins, lambda: calls.append(1))
+        assert not made_whole(writer.upkeep, topic, topic.kept_from - 1, [], lambda: calls.append(1)), (
+            "what emptied it is gone, too"
+        )
+        assert not calls
+        writer.upkeep.close_newest(TOPIC, at)
+        writer.commit()
+        writer.append(batch(ORDERS, [(Op.UPDATE, writer.next_position, order(1, "once more"))]))
+        writer.commit(Lsn(401), 300 * HOUR_US)
+        assert made_whole(writer.upkeep, topic, at, [at, 0], writer.commit)
+    writer.close()

@@ -1,0 +1,108 @@
+"""How old the changes of derived topics are. They come through the inbox, and their cuts repeat the time of the source's last commit, so the log itself does not
+know: the head is noted now and then, and every change at or below it is at least as old as the note.
+
+Time counts by this machine's clock, but while a process watches it only as far as its steady clock goes on, too: a clock that jumps ahead makes nothing old.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from cdc.errors import HeadwaterError
+from cdc.log.contract import LogReader
+from cdc.settings.models import Log
+from cdc.state.statefile import StateFile
+
+AGES_FILE: Final = "ages.json"
+NOTES_IN_AGE: Final = 50
+"""The shortest age that counts is noted so often: nothing stays longer by more than that part of it."""
+MOST_NOTES: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Ages:
+    """``log``: the log's id. ``passed_us``: how much time has been counted, and ``clock_us``: this machine's clock then. ``notes``: (``passed_us``, the
+    head's position) as they were, rising."""
+
+    log: str
+    passed_us: int = 0
+    clock_us: int = 0
+    notes: tuple[tuple[int, int], ...] = ()
+
+    def at(self, clock_us: int, most_us: int | None = None) -> Ages:
+        """The same when the clock says this; ``most_us``: no more than so much can have passed."""
+        passed = max(0, clock_us - self.clock_us) if self.clock_us else 0
+        return replace(self, passed_us=self.passed_us + min(passed, passed if most_us is None else most_us), clock_us=clock_us)
+
+    def noted(self, head: int, hours: Sequence[float]) -> Ages:
+        """With a note of the head where it is time for one. ``hours``: the ages that count, at least one."""
+        notes = [note for note in self.notes if note[1] <= head]
+        if not notes or self.passed_us - notes[-1][0] >= _us(min(hours)) // NOTES_IN_AGE:
+            notes.append((self.passed_us, head))
+        beyond = [number for number, (passed_us, _) in enumerate(notes) if self.passed_us - passed_us >= _us(max(hours))]
+        notes = notes[beyond[-1] if beyond else 0 :]
+        return replace(self, notes=tuple(notes if len(notes) <= MOST_NOTES else [*notes[:-1:2], notes[-1]]))
+
+    def upto(self, hours: float) -> int:
+        """Changes up to this position are so old; -1 when none is."""
+        return max((head for passed_us, head in self.notes if self.passed_us - passed_us >= _us(hours)), default=-1)
+
+
+AGES: Final = StateFile(
+    format=1,
+    encode=lambda ages: {"log": ages.log, "passed_us": ages.passed_us, "clock_us": ages.clock_us, "notes": ages.notes},
+    decode=lambda raw: Ages(
+        str(raw["log"]), int(raw["passed_us"]), int(raw["clock_us"]), tuple((int(at), int(head)) for at, head in raw["notes"])
+    ),
+    unreadable=lambda path, what: HeadwaterError(
+        f"{path} {what}", hint="cdc run writes it again; until then nothing counts as old"
+    ),
+)
+
+
+class AgeKeeper:
+    """Counts and notes, in one process at a time."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._steady_s: float | None = None
+
+    def look(self, reader: LogReader) -> None:
+        """Notes the head, where any derived topic goes by its age. Raises OSError."""
+        hours = [limit for limit in (_hours(self._log, reader)) if limit is not None]
+        ages = known(self._log.dir, reader)
+        if not hours or ages is None:
+            return
+        before, self._steady_s = self._steady_s, time.monotonic()
+        most_us = None if before is None else int((self._steady_s - before) * 1e6)
+        now = ages.at(time.time_ns() // 1000, most_us).noted(reader.head().position, hours)
+        AGES.save(self._log.dir / AGES_FILE, now)
+
+
+def known(folder: Path, reader: LogReader) -> Ages | None:
+    """What is known of this log, where nothing is old: when nothing is. None as long as there is no log. Raises OSError."""
+    lineage = reader.lineage()
+    if lineage is None:
+        return None
+    found = None
+    with suppress(HeadwaterError):
+        found = AGES.load(folder / AGES_FILE)
+    head = reader.head().position
+    # The file of another log, or of this one's future: its positions mean other changes here.
+    if found is None or found.log != lineage.log or any(position > head for _, position in found.notes):
+        return Ages(lineage.log)
+    return found
+
+
+def _hours(log: Log, reader: LogReader) -> list[float | None]:
+    topics = [topic.table for topic in reader.topics() if topic.table.derived and log.cleanup_of(topic.table) == "delete"]
+    return [log.limits_of(table).hours for table in topics]
+
+
+def _us(hours: float) -> int:
+    return int(hours * 3_600_000_000)
