@@ -115,12 +115,18 @@ def measure(server: Postgres, folder: Path, changes: int, runs: int, part: str =
 
 
 def measure_lookup(server: Postgres, folder: Path, changes: int, runs: int, result: Result) -> None:
-    """The same changes with and without, one run after the other."""
-    seconds: dict[str, list[float]] = {"capture": [], "looked-up": []}
-    for _ in range(runs):
-        for what, found in seconds.items():
-            found.append(changes / _child(what, server.unix_dsn(), changes, folder)["seconds"])
-    result.figures["beside_lookup"] = faster(seconds["looked-up"], seconds["capture"], "changes/s", bar=0.9)
+    """The same changes with and without, one run after the other, and each of the two as often first as second."""
+    found: dict[str, list[dict[str, float]]] = {"capture": [], "looked-up": []}
+    for number in range(runs):
+        for what in sorted(found, reverse=number % 2 == 1):
+            found[what].append(_child(what, server.unix_dsn(), changes, folder))
+            print(f"{what}: {changes / found[what][-1]['seconds']:.0f}/s", file=sys.stderr, flush=True)
+    ours, alone = ([changes / run["seconds"] for run in found[what]] for what in ("looked-up", "capture"))
+    result.figures["beside_lookup"] = faster(ours, alone, "changes/s", bar=0.9)
+    cpu = {what: round(median(run["cpu_s"] for run in those) * 1e6 / changes, 3) for what, those in found.items()}
+    result.orientation["cpu_s_per_million_with_and_without_lookup"] = [cpu["looked-up"], cpu["capture"]]
+    # The thread begins a second after capture, and is never ahead of it.
+    result.orientation["lookup_kept_meanwhile"] = round(median(run["kept"] for run in found["looked-up"]), 2)
 
 
 def _large(server: Postgres, folder: Path, changes: int, result: Result) -> Result:
@@ -206,9 +212,9 @@ def capture(
         ToastMemory(log / "toast.db"),
         SnapshotProgress(log),
     )
-    stop = threading.Event()
+    stop, kept_enough = threading.Event(), threading.Event()
     meter = Meter(log / "run", SLOT, progress)
-    keeping = Keeping(Settings.model_validate(_looked_up(log)), stop)
+    keeping = Keeping(Settings.model_validate(_looked_up(log)), kept_enough)
     if lookup:
         keeping.start()
     connection = Connection(conninfo_to_dict(dsn), PINNED_SETTINGS, name="bench")
@@ -235,8 +241,12 @@ def capture(
     watcher.start()
     ingest.run(stop)
     watcher.join()
+    cpu, kept = _cpu_s() - before, _kept(log) / changes
+    while lookup and not _kept(log) and keeping.alarm() is None:
+        time.sleep(0.01)  # capture may have been faster than the thread's first look
+    kept_enough.set()
     keeping.join()
-    cpu = _cpu_s() - before
+    assert not lookup or _kept(log), f"no look-up was kept: {keeping.alarm()}"
     assert writer.head.position == changes, f"{writer.head.position} of {changes} changes"
     stream.close()
     spools.close()
@@ -246,12 +256,18 @@ def capture(
         "ended": ended[0],
         "cpu_s": cpu,
         "cuts": len(cuts),
+        "kept": kept,
         "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
 
 def _looked_up(log: Path) -> dict[str, Any]:
     return {"source": {"dsn": ""}, "log": {"dir": log, "tables": {"*": {"lookup": True}}, "reserve_mb": 0}}
+
+
+def _kept(log: Path) -> float:
+    """How many changes the look-ups' files hold, about: each takes 16 bytes."""
+    return sum(path.stat().st_size for path in (log / "lookup").rglob("[0-9]*.run")) / 16
 
 
 def _silent() -> Any:

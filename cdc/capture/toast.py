@@ -2,7 +2,8 @@
 
 Postgres moves values out of line only in wide tuples (manual, "TOAST"), so only rows that may be wide are remembered, and of them
 only the columns that can be TOASTed. The memory is derived from the log and lives beside it in one SQLite file; its own position
-says how far it has come, and what it lacks is read from the log again at the start.
+says how far it has come, and what it lacks is read from the log again at the start. docs/decisions/toast-memory.md says why this is not
+the keyed look-up's task.
 """
 
 from __future__ import annotations

@@ -77,17 +77,26 @@ def newest(runs: Sequence[Entries], wanted: U64, below: I64) -> I64:
 
 
 def merged(runs: Sequence[Entries], most: int) -> Iterator[Entries]:
-    """All pairs of these runs, in pieces of about ``most`` that follow one another; each run's positions are higher than those of the runs before."""
-    largest = max(runs, key=lambda one: one.pairs)
-    pieces = max(1, -(-sum(one.pairs for one in runs) // most))
-    at = np.arange(1, pieces) * largest.pairs // pieces
-    bounds = np.unique(largest.hashes[at]) if largest.pairs else np.empty(0, np.uint64)
+    """All pairs of these runs, in pieces of at most about twice ``most`` that follow one another; each run's positions are higher than those of the runs
+    before."""
+    step = max(1, most // len(runs))
+    marks = [one.hashes[step::step] for one in runs]
+    # A digest that fills a step by itself, as one key's does that changes over and over, is taken alone: its pairs are in order already.
+    alone = np.unique(np.concatenate([mark[1:][mark[1:] == mark[:-1]] for mark in marks]))
+    bounds = np.unique(np.concatenate([*marks, alone, alone + np.uint64(1)]))
     ends = [np.append(one.hashes.searchsorted(bounds, "left"), one.pairs) for one in runs]
     begins = [0] * len(runs)
     for piece in range(len(bounds) + 1):
-        slices = [slice(begin, int(end[piece])) for begin, end in zip(begins, ends, strict=True)]
-        begins = [one.stop for one in slices]
-        hashes = np.concatenate([one.hashes[part] for one, part in zip(runs, slices, strict=True)])
-        positions = np.concatenate([one.positions[part] for one, part in zip(runs, slices, strict=True)])
-        order = np.argsort(hashes, kind="stable")  # fast where long stretches are sorted already
-        yield Entries(hashes[order], positions[order])
+        parts = [(one, begin, int(end[piece])) for one, begin, end in zip(runs, begins, ends, strict=True)]
+        begins = [end for _, _, end in parts]
+        if piece and bounds[piece - 1] in alone:
+            for one, begin, end in parts:
+                yield from (_part(one, at, min(at + most, end)) for at in range(begin, end, most))
+            continue
+        found = Entries(*(np.concatenate(arrays) for arrays in zip(*(_part(*part) for part in parts), strict=True)))
+        order = np.argsort(found.hashes, kind="stable")  # fast where long stretches are sorted already
+        yield Entries(found.hashes[order], found.positions[order])
+
+
+def _part(run: Entries, begin: int, end: int) -> Entries:
+    return Entries(run.hashes[begin:end], run.positions[begin:end])

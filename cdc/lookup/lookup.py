@@ -22,9 +22,9 @@ from cdc.lookup.standing import AsOf, Turn, as_of, definitions_between, tells_ro
 from cdc.lookup.tail import TAIL_ROWS, Tail
 from cdc.model.batch import META_FIELDS, OP, Op, first_position, topic_batch_schema, topic_schema
 from cdc.model.pgtypes import canonical_text
-from cdc.model.position import Position
+from cdc.model.position import START, Position
 from cdc.replay.former import taken
-from cdc.replay.state import clean_from, refuse_compacted
+from cdc.replay.state import refuse_compacted_topic
 from sinks.past import brought_to
 from sinks.render.rowtext import SEPARATOR, join_key, keys
 from sinks.reshape import conformed
@@ -102,7 +102,7 @@ class Lookup:
     def _rows(self, topic: str, cut: Position, asked: pa.Array) -> FoundRows:
         if cut > self._log.head().position:
             raise ValueError(f"position {cut} is not in the log yet")
-        refuse_compacted(self._log, topic, cut)
+        self._refuse_compacted(topic, cut)
         with self._lock:
             held = self._open(topic, cut)
             now = held.at(cut)
@@ -113,11 +113,17 @@ class Lookup:
             raise ConfigError(f"rows of {topic} cannot be looked up: no key tells them apart", hint="give the table a primary key")
         search = _Search(self._log, topic, now, turns, asked)
         found = search.run(entries, seed, cut)
-        refuse_compacted(self._log, topic, cut)  # it may have been meanwhile, and then rows were missing
-        lacking = search.lacking if search.lacking >= clean_from(self._log, topic) else 0
+        clean = self._refuse_compacted(topic, cut)  # it may have been meanwhile, and then rows were missing
+        lacking = search.lacking if search.lacking >= clean else 0
         if search.false or lacking:
             self._distrust(topic, search.false or lacking)
         return found
+
+    def _refuse_compacted(self, topic: str, cut: Position) -> Position:
+        """See ``refuse_compacted``. Returns where the topic's clean point is, as ``clean_from``."""
+        found = next((one for one in self._log.topics() if one.name == topic), None)
+        refuse_compacted_topic(found, cut)
+        return found.clean_from if found else START
 
     def close(self) -> None:
         with self._lock:

@@ -157,6 +157,24 @@ def write(path: Path, run: KeyRun, origin: Origin, count: int, pieces: Iterable[
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def put_apart(folder: Path, entries: Entries) -> Entries:
+    """The same pairs, out of a file that has no name any more: they take the disk's room as long as they are in use, and no memory. Raises OSError."""
+    path = folder / f"{ASIDE}apart"
+    try:
+        path.unlink(missing_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            path.unlink()
+            for number, part in enumerate(_bytes(entries)):
+                _write_all(fd, part, number * len(part))
+            data = mmap.mmap(fd, 16 * entries.pairs, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    return Entries(np.frombuffer(data, np.uint64, entries.pairs), np.frombuffer(data, np.int64, offset=8 * entries.pairs))
+
+
 def _fill(fd: int, run: KeyRun, origin: Origin, count: int, pieces: Iterable[Entries]) -> None:
     start = len(encode_header(run, origin, count, (0, 0)))
     done, checksums = 0, [0, 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,9 @@ from sinks.render.rowtext import keys
 
 Living = Callable[[TopicSchema, int], Iterable[tuple[I64, pa.Array]]]
 """A definition with another key, and where it came into force → the rows that lived then: the position of each, rising, and its key since."""
+
+APART_ROWS: Final = 900_000
+"""With so many rows in memory they are put apart, where that is possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,8 @@ class KeyRun:
     turns: tuple[Turn, ...]
     held: TopicSchema | None
     last: tuple[int, int] = (0, 0)
+    apart: tuple[Entries, ...] = ()
+    """Further pairs, which were put apart while the run was made: each one's positions are lower than those of what follows, and of ``entries``."""
 
     @property
     def standing(self) -> RunStanding:
@@ -39,9 +45,12 @@ class KeyRun:
 
 
 class RunScan:
-    """Takes a topic's changes behind ``standing``, in order, and gives the runs of what it has taken. ``rows``: pairs that wait."""
+    """Takes a topic's changes behind ``standing``, in order, and gives the runs of what it has taken. ``rows``: pairs that wait. ``put_apart``: of
+    the rows that lived when another key came, takes sorted pairs from time to time, and returns them from where they take no memory."""
 
-    def __init__(self, standing: RunStanding, seed: int, living: Living) -> None:
+    def __init__(
+        self, standing: RunStanding, seed: int, living: Living, put_apart: Callable[[Entries], Entries] | None = None
+    ) -> None:
         self._standing = standing
         self._low = standing.at
         self._seed = seed
@@ -50,6 +59,8 @@ class RunScan:
         self._positions: list[I64] = []
         self._turns: list[Turn] = []
         self._done: list[KeyRun] = []
+        self._put_apart = put_apart
+        self._apart: list[Entries] = []
         self.rows = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
@@ -83,6 +94,8 @@ class RunScan:
         if tells_rows_apart(turn.schema):
             for positions, texts in self._living(turn.schema, turn.at):
                 self._add(texts, positions)
+                if self._put_apart is not None and self.rows >= APART_ROWS:
+                    self._apart.append(self._put_apart(self._sorted()))
         self._turns.append(turn)
         self._standing = RunStanding(turn.at - 1, turn.at, turn.schema, (turn.at, lsn))
         self._end(turn.at)
@@ -93,10 +106,14 @@ class RunScan:
         if high <= low:
             return
         _, chapter, held, last = self._standing
-        entries = sorted_entries(
-            np.concatenate([np.empty(0, np.uint64), *self._hashes]), np.concatenate([np.empty(0, np.int64), *self._positions])
-        )
-        self._done.append(KeyRun(low, high, chapter, entries, tuple(self._turns), held, last))
-        self._hashes, self._positions, self._turns, self.rows = [], [], [], 0
+        self._done.append(KeyRun(low, high, chapter, self._sorted(), tuple(self._turns), held, last, tuple(self._apart)))
+        self._turns, self._apart = [], []
         self._standing = RunStanding(high, chapter, held, last)
         self._low = high
+
+    def _sorted(self) -> Entries:
+        """The pairs that wait, which they do no longer."""
+        hashes = np.concatenate([np.empty(0, np.uint64), *self._hashes])
+        positions = np.concatenate([np.empty(0, np.int64), *self._positions])
+        self._hashes, self._positions, self.rows = [], [], 0
+        return sorted_entries(hashes, positions)

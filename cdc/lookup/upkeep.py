@@ -8,15 +8,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+
 from cdc.crashpoint import crashpoint
 from cdc.log.contract import LogReader, Topic, present_history
-from cdc.lookup.entries import Entries, merged
-from cdc.lookup.runfile import ASIDE, Origin, mapped, sync_folder, write
+from cdc.lookup.entries import I64, Entries, merged
+from cdc.lookup.runfile import ASIDE, Origin, mapped, put_apart, sync_folder, write
 from cdc.lookup.scan import KeyRun, RunScan
 from cdc.lookup.shelf import RunName, Shelf, folder_of, opened, remove
 from cdc.lookup.tail import living
 from cdc.model.batch import POSITION, last_position
 from cdc.model.position import START, Position
+from cdc.model.topic import TopicSchema
 from sinks.newest import PositionSet
 
 RUN_ROWS: Final = 900_000
@@ -68,7 +71,7 @@ class RunUpkeep:
         lineage = self._log.lineage()
         assert lineage is not None
         origin = Origin(lineage.log, lineage.history, self._topic, origin.seed)
-        scan = RunScan(shelf.standing, origin.seed, lambda schema, at: living(self._log, schema, at))
+        scan = RunScan(shelf.standing, origin.seed, self._living, self._put_apart)
         high, more = int(head), False
         for batch in self._log.read(self._topic, Position(self.reached), head, present_history(self._log)):
             self._go_on(0)
@@ -77,17 +80,28 @@ class RunUpkeep:
                 high, more = last_position(batch), True
                 break
         for run in scan.runs(high):
-            self._put(run, origin, [run.entries])
+            parts = [*run.apart, run.entries]
+            self._put(run, origin, self._pieces(parts) if run.apart else parts, sum(part.pairs for part in parts))
             self._merge()
         return more
 
-    def thin(self, topic: Topic) -> None:
-        """Takes the pairs out of the runs that compaction has made to point to nothing, where these are many. ``topic``: as the log has it."""
+    def _living(self, schema: TopicSchema, at: int) -> Iterator[tuple[I64, pa.Array]]:
+        for found in living(self._log, schema, at):
+            self._go_on(0)
+            yield found
+
+    def _put_apart(self, entries: Entries) -> Entries:
+        self._go_on(PAIR_BYTES * entries.pairs)
+        return put_apart(self._folder, entries)
+
+    def thin(self, topic: Topic) -> bool:
+        """Takes the pairs out of the runs that compaction has made to point to nothing, where these are many. ``topic``: as the log has it. Returns
+        whether it has read the topic."""
         shelf = self._shelf
         if shelf is None or shelf.origin is None or topic.clean_from <= self._thinned_from:
-            return
+            return False
         if sum(run.entries.pairs for run in shelf.runs) <= 2 * topic.rows + THIN_PAIRS:
-            return
+            return False
         self._thinned_from = topic.clean_from
         with_rows = PositionSet(START, shelf.standing.at, MEMORY_BYTES)
         for batch in self._log.read(self._topic, START, Position(shelf.standing.at)):
@@ -99,6 +113,7 @@ class RunUpkeep:
                 left = (_filtered(piece, with_rows) for piece in merged([run.entries], PIECE_PAIRS))
                 self._put(run, shelf.origin, left, stay)
         self._shelf = None  # the files have the same names
+        return True
 
     def _put(self, run: KeyRun, origin: Origin, pieces: Iterator[Entries] | list[Entries], count: int | None = None) -> None:
         """``count``: of pairs, where they are not the run's own."""

@@ -47,6 +47,7 @@ class Keeping:
         self._free = free
         self._kept: dict[str, RunUpkeep] = {}
         self._tried_at: dict[str, float] = {}
+        self._has_read = False
         self._failed: dict[str, str] = {}
         """What went wrong with a topic the last time it was tried."""
         self._problem: str | None = None
@@ -70,11 +71,15 @@ class Keeping:
         with closing(open_reader(self._settings.log.dir)) as reader:
             while not self._stop.wait(LOOK_S):
                 problems: list[str] = []
+                had_read, self._has_read = self._has_read, False
                 try:
                     self.look(reader, problems)
                 except Interrupted:
                     return
                 self._problem = next(iter(problems), None)
+                if had_read and not self._has_read:
+                    # At rest it keeps no file of the log open: the room of one that compaction has replaced would not become free.
+                    reader.close()
 
     def look(self, reader: LogReader, problems: list[str]) -> None:
         """Brings every topic's runs up to date. Notes in ``problems`` what went wrong, with which capture goes on. Raises Interrupted."""
@@ -99,6 +104,7 @@ class Keeping:
     def _keep(self, reader: LogReader, topic: Topic) -> None:
         upkeep = self._kept.get(topic.name)
         if upkeep is None:
+            self._has_read = True
             upkeep = self._kept[topic.name] = RunUpkeep(reader, self._settings.log.dir, topic.name, self._go_on)
         upkeep.look()
         since = time.monotonic() - self._tried_at.get(topic.name, -RUN_S)
@@ -106,12 +112,13 @@ class Keeping:
         if topic.last > upkeep.reached and (far or since >= RUN_S):
             # Before it is tried: what fails has read much of the log, and is not to do so again at every look.
             self._tried_at[topic.name] = time.monotonic()
+            self._has_read = True
             while upkeep.advance():
                 pass
             self._failed.pop(topic.name, None)
         elif topic.last <= upkeep.reached:
             self._failed.pop(topic.name, None)
-        upkeep.thin(topic)
+        self._has_read = upkeep.thin(topic) or self._has_read
 
     def _remove_others(self, wanted: set[str]) -> None:
         """Runs of tables that are not looked up any longer, or were dropped from the log."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from cdc.errors import PositionGone
-from cdc.log.contract import LogReader, retired_before
+from cdc.log.contract import LogReader, Topic, retired_before
 from cdc.model.batch import last_position, topic_schema
 from cdc.model.position import START, Position
 from cdc.model.topic import TopicSchema
@@ -36,9 +36,14 @@ def clean_from(log: LogReader, topic: str) -> Position:
 
 def refuse_compacted(log: LogReader, topic: str, upto: Position) -> None:
     """Raises PositionGone where changes at or before ``upto`` may be missing that were superseded only later, or were not at all."""
-    found = next((one for one in log.topics() if one.name == topic), None)
+    refuse_compacted_topic(next((one for one in log.topics() if one.name == topic), None), upto)
+
+
+def refuse_compacted_topic(found: Topic | None, upto: Position) -> None:
+    """The same of a topic as the log has said it is; None: the log has none of this name."""
     if found is None:
         return
+    topic = found.name
     if found.kept_from > START + 1:
         raise retired_before(topic, START, found.kept_from)
     clean = found.clean_from

@@ -17,7 +17,7 @@ NOT_MEASURED: Final = {"table", "against"}
 
 CACHES: Final = {f"{store}_apply{what}" for store in ("redis", "redis_hash") for what in ("", "_client_cpu", "_server_cpu")}
 TOYS: Final = {
-    "capture": ("--changes 2000 --runs 1", {"drain_unix", "drain_tcp"}),
+    "capture": ("--changes 2000 --runs 1 --lookup", {"drain_unix", "drain_tcp", "beside_lookup"}),
     "snapshot": ("--rows 3000 --runs 1", {"copy", "wide"}),
     "backlog": ("--changes 20000 --runs 1 --stores redis,redis-hash --alone", CACHES),
     "log": (

@@ -19,7 +19,7 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.lookup import entries, lookup, shelf
 from cdc.lookup.entries import Entries
 from cdc.lookup.lookup import FoundRows, Lookup, key_texts
-from cdc.lookup.runfile import RunDamaged, decode, mapped, write
+from cdc.lookup.runfile import ASIDE, RunDamaged, decode, mapped, put_apart, write
 from cdc.lookup.shelf import RunName, chain, folder_of, names_in
 from cdc.lookup.upkeep import RunUpkeep
 from cdc.model.batch import Op, topic_schema
@@ -103,6 +103,7 @@ def test_rows_are_what_a_dict_holds_whatever_runs_and_compaction_have_made_of_it
         few, hashed = np.uint64(chance.choice([1, 3, 2**40])), entries.hashed
         for module in ("lookup", "scan"):
             patch.setattr(f"cdc.lookup.{module}.hashed", lambda texts, key: (hashed(texts, key) >> SPARE) % few << SPARE)
+        patch.setattr("cdc.lookup.scan.APART_ROWS", chance.choice([1, 5, 1000]))
         for _ in range(3):
             history = History(chance, length=80, after=history)
             waiting: list[pa.RecordBatch] = []
@@ -355,3 +356,57 @@ def test_what_was_read_into_memory_is_given_up_when_a_copy_of_the_log_is_put_bac
             reader.wait(Position(62), 5.0)  # said to somebody else
         assert found.rows("public.orders", Position(62), pa.array(["1", "2"])).positions.tolist() == [41, 62]
         rest.close()
+
+
+@pytest.mark.parametrize("hot", [0, 3000, 6000])
+def test_runs_are_merged_in_pieces_of_bounded_size_also_where_one_key_changes_over_and_over(seed: int, hot: int) -> None:
+    chance = np.random.default_rng(seed)
+    runs, at = [], 1
+    for count in (5000, 3000, 1, 0, 2500):
+        hashes = chance.integers(0, 2**40, count).astype(np.uint64) << SPARE
+        hashes[: int(min(count, hot))] = np.uint64(2**39) << SPARE
+        runs.append(entries.sorted_entries(chance.permutation(hashes), np.arange(at, at + count)))
+        at += count
+    pieces = list(entries.merged(runs, 500))
+    assert max(piece.pairs for piece in pieces) <= 1000
+    whole = Entries(*(np.concatenate(arrays) for arrays in zip(*pieces, strict=True)))
+    hashes, positions = (np.concatenate(arrays) for arrays in zip(*runs, strict=True))
+    order = np.lexsort((positions, hashes))
+    assert np.array_equal(whole.hashes, hashes[order])
+    assert np.array_equal(whole.positions, positions[order])
+
+
+def test_pairs_that_are_put_apart_are_the_same_and_leave_no_name(tmp_path: Path) -> None:
+    pairs = Entries(np.arange(0, 7000, 7).astype(np.uint64), np.arange(1000))
+    (tmp_path / f"{ASIDE}apart").write_bytes(b"of a process that was killed")
+    apart = put_apart(tmp_path, pairs)
+    assert list(tmp_path.iterdir()) == []
+    assert np.array_equal(apart.hashes, pairs.hashes)
+    assert np.array_equal(apart.positions, pairs.positions)
+    with pytest.raises(OSError, match=r"aside-apart"):
+        put_apart(tmp_path / "gone", pairs)
+
+
+def test_rows_that_live_when_another_key_comes_are_put_apart(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory holds a part of them only."""
+    sizes: list[int] = []
+    monkeypatch.setattr("cdc.lookup.upkeep.put_apart", lambda folder, pairs: sizes.append(pairs.pairs) or put_apart(folder, pairs))
+    monkeypatch.setattr("cdc.lookup.scan.APART_ROWS", 10)
+    log.put(*(upserts(NARROW, at, [order(at)]) for at in range(1, 31)))
+    log.put(schema(replace(NARROW, columns=tuple(replace(one, key=one.name in ("id", "status")) for one in NARROW.columns)), 31))
+    with closing(EmbeddedLogReader(log.root)) as reader, closing(Lookup(reader, log.root, tail_rows=0)) as found:
+        while RunUpkeep(reader, log.root, NARROW.qualified).advance():
+            pass
+        assert sum(sizes) == 30
+        keys = key_texts([pa.array(["1", "30"]), pa.array(["new", "new"])])
+        assert found.rows(NARROW.qualified, Position(31), keys).positions.tolist() == [1, 30]
+
+
+def test_a_look_up_asks_twice_what_the_topics_are(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, and whether that has changed meanwhile: there may be many."""
+    log.put(upserts(NARROW, 1, [order(1)]))
+    with closing(EmbeddedLogReader(log.root)) as reader, closing(Lookup(reader, log.root)) as found:
+        asked, topics = [], EmbeddedLogReader.topics
+        monkeypatch.setattr(EmbeddedLogReader, "topics", lambda self: asked.append(1) or topics(self))
+        assert found.rows(NARROW.qualified, Position(1), pa.array(["1"])).found.all()
+    assert len(asked) == 2

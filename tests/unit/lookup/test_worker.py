@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.background import Interrupted
+from cdc.log.contract import LogReader
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.lookup import upkeep, worker
 from cdc.lookup.lookup import Lookup
@@ -159,3 +160,32 @@ def test_what_failed_is_not_read_again_at_every_look_and_stays_said(log: Log, mo
 def test_where_no_table_is_looked_up_nothing_is_asked_of_the_log(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EmbeddedLogReader, "topics", lambda _: pytest.fail("asked"))
     assert looked(Keeping(settings(log, {}), threading.Event()), log) == []
+
+
+def test_at_rest_it_keeps_no_file_of_the_log_open(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The room of a file that compaction has replaced becomes free once nobody has it open."""
+    looks, stop = 0, threading.Event()
+    closed_after: list[int] = []
+    look, close = Keeping.look, EmbeddedLogReader.close
+
+    def one_more(self: Keeping, reader: LogReader, problems: list[str]) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 5:
+            log.put(upserts(ORDERS, 4, [order(3)]))
+        if looks == 10:
+            stop.set()
+        look(self, reader, problems)
+
+    def closed(self: EmbeddedLogReader) -> None:
+        closed_after.append(looks)
+        close(self)
+
+    monkeypatch.setattr(worker, "LOOK_S", 0.001)
+    monkeypatch.setattr(worker, "RUN_S", 0.0)
+    monkeypatch.setattr(Keeping, "look", one_more)
+    monkeypatch.setattr(EmbeddedLogReader, "close", closed)
+    keeping = Keeping(settings(log, LOOKED_UP), stop)
+    keeping.start()
+    keeping.join()
+    assert closed_after == [2, 6, 10]
