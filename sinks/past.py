@@ -6,19 +6,24 @@ a prefix of ours there may be other people's keys, and a rewrite repeated over i
 Two passes over the topic. The first finds the last change of each key: exactly (texts are compared, not digests of them), and in bounded
 memory, for keys that do not fit are divided by a hash into files. What it leaves behind is one bit per position. The second gives the rows
 whose bits are set, in position order. Nothing at or before ``upto`` depends on what came later.
+
+Where the log has a state of the topic (``LogReader.state``), both passes take it in place of everything up to its cut, and come to the same: ``condensed`` makes
+it, of the rows that are live at the cut and the SCHEMA records through which they have gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import PositionGone
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, TopicState
 from cdc.log.views import clip
 from cdc.model.batch import META_FIELDS, OP, POSITION, Op, first_position, is_truncate, last_position, topic_schema
 from cdc.model.evolution import TopicChange, topic_change_of
@@ -31,6 +36,8 @@ from sinks.reshape import rekeyed, reshaped
 
 MEMORY_BYTES: Final = 64 << 20
 """What a look at the past may take by default, batches being read not counted."""
+Read = Callable[[str, Position, Position], Iterator[pa.RecordBatch]]
+"""Topic, after, upto → its changes there."""
 
 
 def live_rows(log: LogReader, topic: str, upto: Position, *, memory_bytes: int = MEMORY_BYTES) -> Iterator[pa.RecordBatch]:
@@ -43,6 +50,25 @@ def live_rows(log: LogReader, topic: str, upto: Position, *, memory_bytes: int =
     _refuse_gone(log, START)
     with closing(_History(log, topic, memory_bytes)) as history:
         yield from history.live(upto)
+
+
+@dataclass(frozen=True, slots=True)
+class Condensed:
+    """So many changes, as batches in position order."""
+
+    rows: int
+    batches: Iterator[pa.RecordBatch]
+
+
+@contextmanager
+def condensed(
+    log: LogReader, topic: str, upto: Position, *, memory_bytes: int = MEMORY_BYTES, go_on: Callable[[], None] = lambda: None
+) -> Iterator[Condensed]:
+    """The topic's changes in (0, upto] without those that make no difference any longer: what a state is made of. ``go_on``: asked for every batch that is
+    read; it may raise whatever is to end this. Raises PositionGone as ``live_rows``."""
+    _refuse_gone(log, START)
+    with closing(_History(log, topic, memory_bytes, go_on)) as history:
+        yield history.condensed(upto)
 
 
 def rows_under(
@@ -92,19 +118,36 @@ def all_keys(
 class _History:
     """One topic from its beginning: where its rows begin to count, and the definitions since then."""
 
-    def __init__(self, log: LogReader, topic: str, memory_bytes: int) -> None:
+    def __init__(self, log: LogReader, topic: str, memory_bytes: int, go_on: Callable[[], None] = lambda: None) -> None:
         self._log = log
         self._topic = topic
         self._memory_bytes = memory_bytes
+        self._go_on = go_on
+        self._state: TopicState | None = None
+        """Stands for everything up to its cut."""
         self._newest = Newest(memory_bytes)
         self._start = START
         self._held: TopicSchema | None = None
         self._definitions: list[tuple[int, TopicSchema]] = []
 
     def live(self, upto: Position) -> Iterator[pa.RecordBatch]:
+        self._fold(upto)
+        yield from self._living(upto)
+
+    def condensed(self, upto: Position) -> Condensed:
+        """Where the topic's rows were last emptied is left out: nothing comes before it."""
+        self._fold(upto)
+        chosen = self._chosen(upto)
+        chosen.add(np.array([position for position, _ in self._definitions], np.int64))
+        return Condensed(
+            chosen.count(self._start + 1, upto), chosen.of(batch for batch in self._since_then(upto) if batch.num_rows)
+        )
+
+    def _fold(self, upto: Position) -> None:
         while True:
             try:
-                for batch in self._log.read(self._topic, START, upto):
+                self._state = self._log.state(self._topic, upto)
+                for batch in self._read(START, upto, self._log.read):
                     self._take(batch)
             except PositionGone:
                 # The log was compacted before the look had come that far. Whoever begins again finds all that is left; unless the beginning is gone.
@@ -115,7 +158,22 @@ class _History:
                 self._start, self._held, self._definitions = START, None, []
             else:
                 break
-        yield from self._living(upto)
+
+    def _read(self, after: Position, upto: Position, read: Read) -> Iterator[pa.RecordBatch]:
+        """The changes in (after, upto], of which the state stands for those up to its cut. ``read``: reads the others."""
+        if self._state is not None and after < self._state.cut:
+            for batch in self._state.batches(after, upto):
+                self._go_on()
+                yield batch
+            after = self._state.cut
+        if after < upto:
+            for batch in read(self._topic, after, upto):
+                self._go_on()
+                yield batch
+
+    def _since_then(self, upto: Position) -> Iterator[pa.RecordBatch]:
+        """The changes since the topic was last emptied."""
+        return self._read(self._start, upto, lambda topic, after, upto: _behind(self._log, topic, after, upto))
 
     def later(self, batch: pa.RecordBatch) -> list[TopicSchema]:
         """The definitions that came after this batch, in order."""
@@ -151,10 +209,13 @@ class _History:
 
     def _living(self, upto: Position) -> Iterator[pa.RecordBatch]:
         """The rows that are live by what has been taken so far, which may be forgotten once this has been called."""
+        return self._chosen(upto).of(_rows_only(self._since_then(upto)))
+
+    def _chosen(self, upto: Position) -> PositionSet:
         chosen = PositionSet(self._start, upto, self._memory_bytes)
         for found in self._newest.highest():
             chosen.add(found[found & 1 == 0] >> 1)
-        return chosen.of(_rows_only(_behind(self._log, self._topic, self._start, upto)))
+        return chosen
 
     def _again(self) -> None:
         self._newest.close()

@@ -11,6 +11,7 @@ from cdc.commands import append, changes
 from cdc.commands.invocation import invocation
 from cdc.commands.output import console, moment, print_json, say, size, table_of
 from cdc.model.position import format_lsn
+from cdc.terminal import counted
 
 app = typer.Typer(name="log", help="Look into the log.", rich_markup_mode=None)
 
@@ -45,7 +46,7 @@ def _cells(topic: dict[str, Any]) -> tuple[str, ...]:
 
 @app.command("stat")
 def stat(context: typer.Context, as_json: Json = False) -> None:
-    """The log as a whole: head, groups, sizes, how much is sealed, what of each topic is kept and which stores hold that back."""
+    """The log as a whole: head, groups, sizes, how much is sealed, what of each topic is kept, which stores hold that back, and its states."""
     from dataclasses import asdict
 
     from cdc.compaction.space import Space
@@ -73,7 +74,14 @@ def stat(context: typer.Context, as_json: Json = False) -> None:
             whole = f"kept from position {topic.kept_from}, {whole}{', for new stores too' if topic.whole else ''}"
         held = ", ".join(f"{store} (at {position})" for store, position in topic.held_by.items())
         lapsed = "".join(f"; no longer held back by {store}: {why}" for store, why in topic.lapsed.items())
-        say(f"{topic.topic}: {topic.cleanup}, {topic.rows} changes, {whole}{f'; held back by {held}' if held else ''}{lapsed}")
+        states = (
+            f", {counted(topic.states, 'state')} of {size(topic.state_bytes)} (the newest at {topic.state_at})"
+            if topic.states
+            else ""
+        )
+        say(
+            f"{topic.topic}: {topic.cleanup}, {topic.rows} changes, {whole}{states}{f'; held back by {held}' if held else ''}{lapsed}"
+        )
     if space.scarce is not None and any(topic.cleanup != "keep" for topic in topics):
         say(space.scarce)
 

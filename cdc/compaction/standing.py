@@ -13,7 +13,8 @@ from cdc.compaction.pins import Pins
 from cdc.compaction.worker import retired, settled, wanted
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, Topic
-from cdc.log.home import await_seals, closed_ranges, open_reader, open_writer, upkeep_of
+from cdc.log.home import await_seals, closed_ranges, open_reader, open_writer, states_of, upkeep_of
+from cdc.model.position import START
 from cdc.settings.models import Cleanup, Settings
 
 
@@ -30,6 +31,10 @@ class TopicKept:
     kept_from: int
     whole: bool
     lapsed: dict[str, str]
+    states: int
+    """How many there are (``LogReader.state``), their bytes, and the cut of the newest (0: none)."""
+    state_bytes: int
+    state_at: int
 
 
 def kept(settings: Settings, reader: LogReader) -> list[TopicKept]:
@@ -37,7 +42,7 @@ def kept(settings: Settings, reader: LogReader) -> list[TopicKept]:
     now_us = time.time_ns() // 1000
     old_enough = settled(reader, settings.log, now_us)
     stores = Pins(lambda: settings).every(time.monotonic(), reader)
-    topics = []
+    topics, states = [], states_of(settings.log.dir, reader)
     for topic in sorted(reader.topics(), key=lambda one: one.name):
         due, cleanup = min(old_enough.changes, topic.last), settings.log.cleanup_of(topic.table)
         if cleanup == "delete":
@@ -48,7 +53,23 @@ def kept(settings: Settings, reader: LogReader) -> list[TopicKept]:
             pin.store: pin.position for pin in behind if pin.lapsed is None and (topic.whole or pin.position + 1 >= topic.kept_from)
         }
         lapsed = {pin.store: pin.lapsed for pin in behind if pin.lapsed is not None}
-        topics.append(TopicKept(topic.name, cleanup, topic.rows, topic.clean_from, held_by, topic.kept_from, topic.whole, lapsed))
+        there = [one for one in states.standing(topic.name) if one.kept]
+        size, newest = sum(one.bytes for one in there), max((one.cut for one in there), default=START)
+        topics.append(
+            TopicKept(
+                topic.name,
+                cleanup,
+                topic.rows,
+                topic.clean_from,
+                held_by,
+                topic.kept_from,
+                topic.whole,
+                lapsed,
+                len(there),
+                size,
+                newest,
+            )
+        )
     return topics
 
 

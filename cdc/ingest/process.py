@@ -18,6 +18,7 @@ from cdc.capture.feedback import Feedback
 from cdc.capture.stream import Connection
 from cdc.capture.toast import ToastMemory
 from cdc.capture.warm import warm
+from cdc.compaction.states import StateKeeping
 from cdc.compaction.tiermoves import tiering_for
 from cdc.compaction.worker import Compaction
 from cdc.crashpoint import crashpoint
@@ -84,12 +85,12 @@ def run_capture(
 
         compaction = None if upkeep is None else Compaction(settings, upkeep, stop, in_force=now_in_force)
         lookups = Keeping(settings, stop, in_force=now_in_force)
-
-        tiering = tiering_for(settings, unguarded, stop)
+        states = StateKeeping(settings, stop, in_force=now_in_force)
+        beside = [part for part in (compaction, tiering_for(settings, unguarded, stop), lookups, states) if part is not None]
 
         def log_alarm() -> str | None:
-            beside = (part.alarm() for part in (compaction, tiering, lookups) if part)
-            return unguarded.alarm() or next((alarm for alarm in beside if alarm), None)
+            alarms = (part.alarm() for part in beside)
+            return unguarded.alarm() or next((alarm for alarm in alarms if alarm), None)
 
         meter = Meter(settings.run_dir, settings.source.slot, progress, log_alarm=log_alarm)
         meter.status.position, meter.status.commit_lsn = writer.head.position, writer.head.commit_lsn
@@ -104,11 +105,8 @@ def run_capture(
                 )
                 intake = Intake(settings.log.dir, writer, memory, SnapshotFeed(progress), meter, inbox=inbox)
                 intake.catch_up()
-                if compaction is not None:
-                    compaction.start()
-                if tiering is not None:
-                    tiering.start()
-                lookups.start()
+                for part in beside:
+                    part.start()
                 _capture(settings, protection, intake, progress, meter, stop)
         except Stopped as stopped:
             state, problem, meter.status.stop = "stopped", stopped.line(), stopped.state
@@ -119,7 +117,7 @@ def run_capture(
         finally:
             meter.say(state, problem)
             stop.set()
-            background.join((compaction, tiering, lookups))
+            background.join(beside)
     return 0
 
 

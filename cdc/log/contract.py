@@ -142,6 +142,56 @@ class SealedPlace:
     away: bool
 
 
+class TopicState(Protocol):
+    """A topic's changes up to ``cut`` without those that make no difference any longer: whoever takes these, and then the log's behind the cut, comes to
+    the same rows, under the same definitions, as one who has taken all."""
+
+    @property
+    def cut(self) -> Position: ...
+
+    def batches(self, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
+        """Those in (after, upto], in position order, as ``LogReader.read`` gives them: the last change of each row that there is at the cut, and the SCHEMA
+        records since the topic was last emptied."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StateFacts:
+    """One state: its cut, its changes, the bytes of its files. ``kept``: it is there; else it would have had so many changes and was not worth it."""
+
+    cut: Position
+    rows: int
+    bytes: int
+    kept: bool = True
+
+
+class LogStates(Protocol):
+    """Where states are kept (``LogReader.state``). For one thread, of the process that writes the log."""
+
+    def standing(self, topic: str) -> list[StateFacts]:
+        """The topic's, by their cuts. Their records are looked at, not their files."""
+        ...
+
+    def keep(
+        self, topic: str, cut: Position, rows: int, batches: Iterable[pa.RecordBatch] | None, most_bytes: int = 1 << 62
+    ) -> StateFacts:
+        """Keeps the topic's state as of a durable cut, durable on return; ``rows``: how many changes it has. Without batches only notes that it would have had so
+        many. Raises StateTooLarge when its files come to more than ``most_bytes``, and OSError when the disk refuses: then there is nothing of it."""
+        ...
+
+    def tidy(self, topic: str, beyond: Position | None = None) -> None:
+        """Removes what is left over of the topic's, what is not of this log as it is, and with ``beyond`` all that have a later cut. Raises OSError."""
+        ...
+
+    def remove_others(self, topics: Iterable[str]) -> None:
+        """Removes every state of every topic but these. Raises OSError."""
+        ...
+
+
+class StateTooLarge(Exception):
+    """A state's files come to more bytes than they may."""
+
+
 class LogTiering(Protocol):
     """How sealed files leave the log's disk for a tier, and come back. May be used by any one thread beside the writer's and upkeep's.
 
@@ -304,6 +354,11 @@ class LogReader(Protocol):
     ) -> Sequence[Slice]:
         """Covers (after, upto] of these topics with slices of about ``target_bytes`` each; empty pieces are left out. Whoever begins at 0 names the present
         history when he reads them. Raises PositionGone exactly when ``read`` of one of these topics over all of (after, upto] would."""
+        ...
+
+    def state(self, topic: str, upto: Position) -> TopicState | None:
+        """The topic's newest state as of a cut at or below ``upto`` that is whole; None where there is none, or the log no longer has all of the topic's
+        changes. It has been read and checked once on return."""
         ...
 
     def close(self) -> None: ...

@@ -6,11 +6,12 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from cdc.log.contract import SOURCE_NAME, ClosedRange, LogReader, LogTiering, LogUpkeep, LogWriter, ParquetFile
+from cdc.log.contract import SOURCE_NAME, ClosedRange, LogReader, LogStates, LogTiering, LogUpkeep, LogWriter, ParquetFile
 from cdc.log.embedded import parquetfiles
 from cdc.log.embedded.away import TierPlace
 from cdc.log.embedded.names import HEAD
 from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.topicstates import EmbeddedStates
 from cdc.log.embedded.upkeep import EmbeddedUpkeep
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.position import Position
@@ -45,6 +46,11 @@ def closed_ranges(folder: Path, topic: str) -> list[ClosedRange]:
     """The ranges of a topic that can go as a whole (``LogUpkeep.ranges``), also for whoever does not write the log."""
     with closing(EmbeddedUpkeep(folder)) as upkeep:
         return upkeep.ranges(topic)
+
+
+def states_of(folder: Path, log: LogReader) -> LogStates:
+    """Where the states of the log in this folder are kept; ``log``: a reader of it."""
+    return EmbeddedStates(folder, log)
 
 
 def await_seals(writer: LogWriter) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -14,12 +14,26 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.errors import PositionGone
-from cdc.log.contract import SOURCE_NAME, Slice, Topic, retired_before
+from cdc.log.contract import SOURCE_NAME, Slice, Topic, TopicState, retired_before
 from cdc.log.views import alone, clip, picked
 from cdc.model.batch import POSITION, table_of
 from cdc.model.lineage import History, Lineage
 from cdc.model.oldrows import completed, without_old_rows
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position, format_lsn
+
+
+@dataclass(frozen=True)
+class MemoryState:
+    """See ``TopicState``."""
+
+    cut: Position
+    changes: tuple[pa.RecordBatch, ...]
+
+    def batches(self, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
+        for batch in self.changes:
+            for one in alone(batch):
+                if (clipped := clip(one, after, upto)).num_rows:
+                    yield clipped
 
 
 class MemoryLog:
@@ -41,6 +55,8 @@ class MemoryLog:
         """Topic → the position below which its changes are gone."""
         self.whole: set[str] = set()
         """Those of them that were emptied since."""
+        self.states: dict[str, list[MemoryState]] = {}
+        """Topic → its states."""
         identity = uuid.uuid4().hex[:16]
         self.lineage = Lineage(identity, (History(identity * 2, START),))
 
@@ -60,6 +76,10 @@ class MemoryLog:
         if kept_from > self.floors.get(topic, (START, 0))[0]:
             self.raise_floor(topic, kept_from)
         self.batches = [one for one in self.batches if _topic(one) != topic or positions_of(one)[-1] >= kept_from]
+
+    def keep_state(self, topic: str, cut: Position, batches: Iterable[pa.RecordBatch]) -> None:
+        """The topic's state as of the cut is there from now on."""
+        self.states.setdefault(topic, []).append(MemoryState(cut, tuple(batches)))
 
     def writer(self) -> MemoryWriter:
         return MemoryWriter(self)
@@ -258,6 +278,11 @@ class MemoryReader:
         for batch in self._between(0, self._log.head.position):
             if table_of(batch.schema).qualified == topic and len(found := picked(batch, positions)):
                 yield without_old_rows(found)
+
+    def state(self, topic: str, upto: Position) -> TopicState | None:
+        whole = any(one.name == topic and not (one.kept_from or one.floor) for one in self.topics())
+        found = [one for one in self._log.states.get(topic, ()) if whole and one.cut <= upto]
+        return max(found, key=lambda one: one.cut, default=None)
 
     def slices(
         self,

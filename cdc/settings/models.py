@@ -215,6 +215,9 @@ class Log(Strict):
     reserve_mb: int = Field(256, ge=0)
     """Compaction leaves so much of the log's disk free for capture: it writes nothing that would leave less. While there is less, everything that `cleanup`
     lets go goes at once ([log.md](log.md#when-it-happens))."""
+    state_share: float = Field(0.1, ge=0, le=1)
+    """`keep`: how a table was is kept now and then, so that nobody who asks has to read it from its beginning. These states take at most this share of the
+    log's size; with 0 there are none ([log.md](log.md#states-of-a-table))."""
     tables: Mapping[str, LogTable] = {}
     """For single tables (`schema.table`, `*` and `?` match): `cleanup`, `retain_hours`, `retain_mb` and `lookup`; the last that matches and says it decides."""
 

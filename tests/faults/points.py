@@ -23,6 +23,7 @@ ROOMS: Final = {
     "inbox": ("inbox",),
     "tier": ("tier",),
     "lookup": ("lookup",),
+    "states": ("states",),
 }  # fmt: skip
 """Where the points of which first word are reached: the test module's scenario → first words."""
 

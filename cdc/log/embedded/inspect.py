@@ -10,6 +10,7 @@ from cdc.errors import ConfigError
 from cdc.log.embedded.away import Stub, read_stub
 from cdc.log.embedded.names import LogPlaces, away_of
 from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.topicstates import standing_files
 
 
 def ls(dir: Path) -> list[dict[str, Any]]:
@@ -50,6 +51,8 @@ def stat(dir: Path) -> dict[str, Any]:
             "sealed_segments": sealed,
             "away_files": sum(topic["away_files"] for topic in topics),
             "away_bytes": sum(topic["away_bytes"] for topic in topics),
+            "states": sum(topic["states"] for topic in topics),
+            "state_bytes": sum(topic["state_bytes"] for topic in topics),
             "sealed_ratio": round(sealed / segments, 4) if segments else 0.0,
         }
     finally:
@@ -76,6 +79,7 @@ def _topic(reader: EmbeddedLogReader, places: LogPlaces, name: str) -> dict[str,
     sealed = sum(reader.is_sealed(name, run) for run in segments)
     folder = places.folder(name)
     away = _away(folder, timeline.log_id)
+    states, state_bytes = standing_files(places.root, name)
     return {
         "topic": name,
         "rows": index.rows,
@@ -83,6 +87,8 @@ def _topic(reader: EmbeddedLogReader, places: LogPlaces, name: str) -> dict[str,
         "disk_bytes": sum(_size(path) for path in folder.iterdir()),
         "away_files": len(away),
         "away_bytes": sum(stub.size for stub in away),
+        "states": states,
+        "state_bytes": state_bytes,
         "segments": len(segments),
         "sealed_segments": sealed,
         "first": index.first,

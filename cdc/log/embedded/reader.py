@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.errors import LogCorrupt, LogReplaced, PositionGone
-from cdc.log.contract import Slice, Topic, retired_before
+from cdc.log.contract import Slice, Topic, TopicState, retired_before
 from cdc.log.embedded import plainfile
 from cdc.log.embedded.away import Moved
 from cdc.log.embedded.format import Damaged, Head
@@ -29,6 +29,7 @@ from cdc.log.embedded.sealedsegment import Only, SealedSegment
 from cdc.log.embedded.segment import Segment, SegmentPlace
 from cdc.log.embedded.timeline import Timeline
 from cdc.log.embedded.topicindex import SegmentRun, TopicIndex
+from cdc.log.embedded.topicstates import EmbeddedStates
 from cdc.log.embedded.volumes import EARLIER, Volumes
 from cdc.log.views import alone, clip, joined
 from cdc.model.batch import last_position, table_of
@@ -188,6 +189,9 @@ class EmbeddedLogReader:
                 return
             except _Superseded:
                 index = self._index(topic, int(positions[-1]))
+
+    def state(self, topic: str, upto: Position) -> TopicState | None:
+        return EmbeddedStates(self._places.root, self).newest(topic, upto)
 
     def slices(
         self, topics: Sequence[str], after: Position, upto: Position, target_bytes: int, history: str | None = None

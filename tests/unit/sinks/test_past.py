@@ -19,7 +19,7 @@ from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
 from sinks import newest
 from sinks.barrier import emptied
-from sinks.past import all_keys, live_rows, rows_under
+from sinks.past import all_keys, condensed, live_rows, rows_under
 from sinks.render.rowtext import keys, row_text
 from sinks.reshape import rekeyed, reshaped
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, Row, batch, order, schema, upserts
@@ -293,6 +293,28 @@ def test_the_past_is_what_a_dict_makes_of_it(seed: int, round: int) -> None:
         for memory_bytes in (TINY, 1 << 20):
             found_keys = positions(all_keys(log, "public.people", Position(after), Position(upto), memory_bytes=memory_bytes))
             assert found_keys == sorted(last.values())
+
+
+@pytest.mark.parametrize("round", range(12))
+def test_a_state_stands_for_everything_before_it(seed: int, round: int) -> None:
+    """Each made on top of the one before. What is asked for behind one is the same without any, its way through later definitions included."""
+    chance = random.Random(seed + round)
+    history = History(chance)
+    plain, log = logged(*history.batches), logged(*history.batches)
+    memory_bytes = chance.choice([TINY, 1 << 20])
+    for cut in sorted(chance.sample([int(cut.position) for cut in log._log.cuts], 4)):
+        with condensed(log, "public.people", Position(cut), memory_bytes=memory_bytes) as found:
+            made = list(found.batches)
+            assert found.rows == sum(map(len, made))
+        log._log.keep_state("public.people", Position(cut), made)
+        assert positions(live_rows(log, "public.people", Position(cut))) == [
+            at for one in made if topic_change_of(one) is None for at in one.column(POSITION).to_pylist()
+        ]
+    for upto in (history.position, *(chance.randrange(history.position) for _ in range(3))):
+        assert live(log, "public.people", upto, memory_bytes) == live(plain, "public.people", upto)
+        shape, at = TopicSchema.of(history.table), Position(history.position + 1)
+        again, expected = (rows(rows_under(one, shape, Position(upto), at)) for one in (log, plain))
+        assert again == expected
 
 
 def test_many_keys_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,152 @@
+"""The thread that makes states of topics that are kept for ever (``LogReader.state``), so that how a table was can be asked without reading it from its beginning.
+
+A state takes room, so each has to be worth it: it has at most ``[log] state_share`` as many changes, and bytes, as the topic has got since the state before. So all of
+a topic's states together are never more than that share of the topic, and nobody reads more than the table and some ``1 / state_share`` times the table beyond
+the newest one. A table to which rows are only ever added gets none: they would be the table again. To find that out takes a look at the whole of it, so
+what was found is noted beside the states, and the next look waits until the topic has grown accordingly.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from cdc.background import Interrupted, Notes, lower_priority
+from cdc.compaction.space import Space
+from cdc.diskspace import free_bytes
+from cdc.log.contract import LogReader, LogStates, StateFacts, StateTooLarge, Topic
+from cdc.log.home import open_reader, states_of
+from cdc.model.position import START
+from cdc.settings.models import Log, Settings
+from sinks.past import condensed
+
+LOOK_S: Final = 60.0
+BEGIN_ROWS: Final = 500_000
+"""Fewer changes than this are read in a second or two."""
+JOIN_S: Final = 15.0
+"""A disk that hangs keeps nobody from ending: what was not written counts for nothing."""
+
+_log = structlog.get_logger("states")
+
+
+def due(since: int, newest: StateFacts | None, share: float, begin_rows: int) -> bool:
+    """Whether a state may be worth it: the topic has got ``since`` changes after its newest state. ``newest``: the newest note, be it of a state or of one that
+    was not made. Pure."""
+    return share > 0 and since >= max(begin_rows, (0 if newest is None else newest.rows) / share)
+
+
+class StateKeeping:
+    """``start`` and ``join`` from one thread. ``in_force``: says the configuration as it is now."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        stop: threading.Event,
+        *,
+        in_force: Callable[[], Settings] | None = None,
+        free: Callable[[Path], int] = free_bytes,
+        begin_rows: int = BEGIN_ROWS,
+    ) -> None:
+        """``free``: the bytes that are free on the disk of a folder."""
+        self._settings = settings
+        self._stop = stop
+        self._in_force = in_force or (lambda: settings)
+        self._space = Space(settings.log, free)
+        self._begin_rows = begin_rows
+        self._tidied: set[str] = set()
+        """Topics in whose folders nothing is left over."""
+        self._problem: str | None = None
+        self._notes = Notes("states of tables are not being made", "making a state failed", _log)
+        self._thread = threading.Thread(target=self._run, name="states", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        """After ``stop`` was set. Ends within one batch, or without it."""
+        if self._thread.ident is not None:
+            self._thread.join(JOIN_S)
+
+    def alarm(self) -> str | None:
+        """Why states are not being made, with what helps; else None."""
+        return self._problem
+
+    def _run(self) -> None:
+        lower_priority()
+        with closing(open_reader(self._settings.log.dir)) as reader:
+            while not self._stop.wait(LOOK_S):
+                problems: list[str] = []
+                try:
+                    self.look(reader, problems)
+                except Interrupted:
+                    return
+                self._problem = next(iter(problems), None)
+
+    def look(self, reader: LogReader, problems: list[str]) -> None:
+        """Makes every state that is worth it, and removes those of topics that have none any longer. Notes in ``problems`` what went wrong, with which
+        capture goes on. Raises Interrupted."""
+        with self._notes.noting(problems):
+            log, states = self._in_force().log, states_of(self._settings.log.dir, reader)
+            topics = [topic for topic in reader.topics() if has_states(log, topic)]
+            self._tidied &= {topic.name for topic in topics}
+            states.remove_others(topic.name for topic in topics)
+            for topic in topics:
+                with self._notes.noting(problems):
+                    self._keep(reader, states, topic, log.state_share)
+
+    def _keep(self, reader: LogReader, states: LogStates, topic: Topic, share: float) -> None:
+        if topic.name not in self._tidied:
+            states.tidy(topic.name)
+            self._tidied.add(topic.name)
+        standing = states.standing(topic.name)
+        rows, size = _since(reader, topic.name, standing)
+        if not due(rows, next(reversed(standing), None), share, self._begin_rows):
+            return
+        # What is damaged is found when it is read, and then it is not there for what follows.
+        newest = reader.state(topic.name, reader.head().position)
+        states.tidy(topic.name, START if newest is None else newest.cut)
+        rows, size = _since(reader, topic.name, states.standing(topic.name))
+        self._make(reader, states, topic.name, share * rows, int(share * size))
+
+    def _make(self, reader: LogReader, states: LogStates, topic: str, most_rows: float, most_bytes: int) -> None:
+        """A state as of the head; or a note of how large it would be."""
+        cut = reader.head().position
+        self._tidied.discard(topic)  # unless it gets to the end
+        with condensed(reader, topic, cut, go_on=self._go_on) as found:
+            if found.rows > most_rows:
+                states.keep(topic, cut, found.rows, None)
+            else:
+                self._space.check(most_bytes)
+                try:
+                    made = states.keep(topic, cut, found.rows, found.batches, most_bytes)
+                except StateTooLarge:
+                    states.keep(topic, cut, max(found.rows, int(2 * most_rows)), None)
+                else:
+                    _log.info(
+                        f"made a state of {topic} at position {cut}: {made.rows} changes",
+                        facts={"topic": topic, "position": int(cut), "rows": made.rows, "bytes": made.bytes},
+                    )
+        states.tidy(topic)
+        self._tidied.add(topic)
+
+    def _go_on(self) -> None:
+        if self._stop.is_set():
+            raise Interrupted
+
+
+def has_states(log: Log, topic: Topic) -> bool:
+    """Whether states are made of the topic: it is kept for ever, and nothing of it is gone."""
+    untouched = not (topic.kept_from or topic.floor or topic.clean_from)
+    return untouched and log.state_share > 0 and log.cleanup_of(topic.table) == "keep"
+
+
+def _since(reader: LogReader, topic: str, standing: list[StateFacts]) -> tuple[int, int]:
+    """The changes, and their bytes, that the topic has got after its newest state."""
+    after = max((one.cut for one in standing if one.kept), default=START)
+    pieces = reader.slices([topic], after, reader.head().position, 1 << 62)
+    return sum(piece.rows for piece in pieces), sum(piece.bytes for piece in pieces)
