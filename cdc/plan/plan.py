@@ -38,7 +38,7 @@ from cdc.terminal import counted
 from sinks import make_sink, traits_of
 from sinks.contract import Sink
 from sinks.heldlog import HeldLog
-from sinks.holding import bound
+from sinks.holding import bound, check
 from sinks.policy import Action, described
 
 JOINS: Final = "takes it in"
@@ -345,6 +345,9 @@ def _problem(store: str, options: StoreOptions, before: Mapping[str, Table], tab
     sink = make_sink(store, options)
     try:
         selected = {table: TopicSchema.of(before.get(table.qualified, table)) for table in tables if matches(options.tables, table)}
+        for table, named_by in selected.items():
+            if table.qualified not in before:
+                check(store, options, named_by)
         sink.foresee([bound(store, options, named_by).held(TopicSchema.of(table)) for table, named_by in selected.items()])
     except HeadwaterError as error:
         return error.line()

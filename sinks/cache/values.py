@@ -137,7 +137,10 @@ class Hash:
 
     def may_be_row(self, found: Fields, schema: TopicSchema) -> bool:
         style = self._choices.style(schema)
-        return may_be_row(from_fields(found, schema, style), schema, style)
+        try:
+            return may_be_row(from_fields(found, schema, style), schema, style)
+        except ValueError:
+            return False
 
     def rows(self, found: Sequence[Fields], schema: TopicSchema) -> pa.RecordBatch:
         style = self._choices.style(schema)

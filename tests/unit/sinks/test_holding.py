@@ -19,7 +19,7 @@ from sinks import options_model
 from sinks.holding import Holding, bound, check, decoded, foreseen, settled
 from sinks.policy import Action, judge
 from sinks.render.jsonrows import lines, plain_documents
-from sinks.render.jsontext import parse, row_texts
+from sinks.render.jsontext import may_be_row, parse, row_texts
 from sinks.render.rowtext import keys, row_text, split_keys
 from sinks.reshape import conformed, reshaped
 from tests.contract.rows import Row, batch, numeric, schema, upserts
@@ -295,6 +295,15 @@ def test_the_same_choice_in_other_words_goes_on() -> None:
     assert settled("s", later, former, corrected).text == former.text, "and so what it keeps stays the same"
     with pytest.raises(ConfigError, match="city is held, and was not"):
         settled("s", later, former, bound("s", options(columns=["id", "full_name", "city"]), later))
+
+
+def test_what_may_be_a_row_has_fields_of_rows_and_no_others() -> None:
+    held = holding(columns=["name", "city", "more"], rename={"city": "at.city"}).held(SCHEMA)
+    for ours in ('{"name":"x","at":{"city":null}}', '{"at":{"city":"x"},"more":{"a":1}}', '{"name":"older than a column"}'):
+        assert may_be_row(parse(ours), held)
+    for theirs in ("{}", '{"name":"x","foreign":1}', '{"at":{"town":1}}', '{"id":1,"name":"x"}'):
+        assert not may_be_row(parse(theirs), held)
+    assert may_be_row({}, holding(columns=["more"]).held(SCHEMA)), "NULL in JSON is left out"
 
 
 def test_keys_come_back_out_of_their_text() -> None:
