@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, Slice, Topic, selected
 from cdc.model.lineage import Lineage
 from cdc.model.position import Cut, Lsn, Position
@@ -71,7 +72,7 @@ class HeldLog:
     def held(self, schema: TopicSchema) -> TopicSchema:
         """A definition of one of the log's topics as the store has it; of another topic as the store would."""
         known = schema.topic in self._holdings or any(one.name == schema.topic for one in self._log.topics())
-        return (self.holding(schema.topic) if known else bound(self._options, schema)).held(schema)
+        return (self.holding(schema.topic) if known else bound(self._store, self._options, schema)).held(schema)
 
     def _holding(self, topic: Topic) -> Holding:
         found = self._holdings.get(topic.name)
@@ -80,7 +81,7 @@ class HeldLog:
         if found is None:
             if self._settled:
                 check(self._store, self._options, topic.schema)
-            found = self._holdings[topic.name] = bound(self._options, topic.schema)
+            found = self._holdings[topic.name] = bound(self._store, self._options, topic.schema)
         return found
 
     def topics(self) -> Sequence[Topic]:
@@ -88,7 +89,14 @@ class HeldLog:
 
     def _topic(self, topic: Topic) -> Topic:
         holding = self._holding(topic)
-        return topic if holding.everything else replace(topic, held=holding.held(topic.schema))
+        if holding.everything:
+            return topic
+        try:
+            return replace(topic, held=holding.held(topic.schema))
+        except ConfigError:
+            if self._settled:
+                raise
+            return topic  # what names columns by names that they had may be put right by what the store has
 
     def read(
         self, topic: str, after: Position, upto: Position, history: str | None = None, *, old_rows: bool = False

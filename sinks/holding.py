@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -59,6 +59,8 @@ class Holding:
     origin: str = ""
     keys_apart: bool = True
     """The key need not be among the columns (``StoreOptions.keys_apart``)."""
+    store: str = field(default="", compare=False)
+    """Whose it is, for errors."""
 
     @property
     def everything(self) -> bool:
@@ -127,7 +129,7 @@ def decoded(text: str) -> Holding:
     )
 
 
-def bound(options: StoreOptions, schema: TopicSchema) -> Holding:
+def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
     """What the store is to hold of the topic, by the names that its columns have in ``schema``. Of several patterns the last that matches and says
     anything decides; new names add up."""
     columns: tuple[str, ...] | None = None
@@ -148,6 +150,7 @@ def bound(options: StoreOptions, schema: TopicSchema) -> Holding:
         tuple((meant(name), target) for name, target in rename.items()),
         schema.origin,
         options.keys_apart,
+        store,
     )
 
 
@@ -159,7 +162,7 @@ def check(store: str, options: StoreOptions, schema: TopicSchema) -> None:
             unknown = [name for name in names if name not in schema.names]
             if unknown and named((pattern,)):
                 raise _unknown(f"{where}.{key}", unknown[0], schema)
-    held = {one.column_name: one for one in bound(options, schema).held(schema).fields}
+    held = {one.column_name: one for one in bound(store, options, schema).held(schema).fields}
     for pattern, said in _of_topic(options, schema):
         for name in said.rename:
             if name in schema.names and (name not in held or not held[name].shown):
@@ -183,7 +186,7 @@ def foreseen(store: str, options: StoreOptions, schemas: Sequence[TopicSchema]) 
                     raise _unknown(f'stores.{store}.tables."{pattern}".{key}', name, mine[0])
     for schema in schemas:
         check(store, options, schema)
-    return [bound(options, schema).held(schema) for schema in schemas]
+    return [bound(store, options, schema).held(schema) for schema in schemas]
 
 
 def settled(store: str, topic: TopicSchema, former: Holding, wanted: Holding) -> Holding:
@@ -191,7 +194,7 @@ def settled(store: str, topic: TopicSchema, former: Holding, wanted: Holding) ->
 
     Raises ConfigError where they are not the same.
     """
-    former = replace(former, keys_apart=wanted.keys_apart)
+    former = replace(former, keys_apart=wanted.keys_apart, store=store)
     alike = former.said == wanted.said or (
         (former.columns is None) == (wanted.columns is None) and not _differ(topic, former, wanted)
     )
@@ -235,18 +238,18 @@ def _held(holding: Holding, schema: TopicSchema) -> TopicSchema:
     for one in schema.fields:
         shown = one.name in chosen
         if one.key and not shown and not (holding.keys_apart and not _whole_rows(schema)):
-            raise _needs_its_key(schema, one)
+            raise _needs_its_key(holding, schema, one)
         target = targets.get(one.name) if shown else None
         if one.key and target is not None and target != one.name:
             raise ConfigError(
-                f"{schema.topic}: {one.name} is part of the key, which keeps its names; it cannot become {target}",
+                f"{_where(holding, schema)}: {one.name} is part of the key, which keeps its names; it cannot become {target}",
                 hint="leave it out of rename",
             )
         if shown or one.key:
             path = tuple(target.split(".")) if target is not None and "." in target else ()
             renamed = target is not None and target != one.name
             fields.append(replace(one, name=target or one.name, shown=shown, column=one.name if renamed else "", path=path))
-    _refuse_collisions(schema, fields)
+    _refuse_collisions(_where(holding, schema), fields)
     return _one(replace(schema, fields=tuple(_objects_together(fields)), holding=holding.text))
 
 
@@ -273,38 +276,41 @@ def _whole_rows(schema: TopicSchema) -> bool:
     return schema.identity == "row" and all(one.key for one in schema.fields)
 
 
-def _needs_its_key(schema: TopicSchema, missing: TopicField) -> ConfigError:
+def _where(holding: Holding, schema: TopicSchema) -> str:
+    return f'stores.{holding.store}.tables."{schema.topic}"'
+
+
+def _needs_its_key(holding: Holding, schema: TopicSchema, missing: TopicField) -> ConfigError:
+    where = _where(holding, schema)
     if _whole_rows(schema):
-        why = f"{schema.topic} has no key, so that all of its columns tell its rows apart; {missing.name} cannot be left out"
+        why = f"{where}: the table has no key, so that all of its columns tell its rows apart; {missing.name} cannot be left out"
         return ConfigError(why, hint="give the table a key, or let the store hold all of its columns")
     return ConfigError(
-        f"this store finds rows of {schema.topic} by the columns of their key: {missing.name} cannot be left out",
+        f"{where}: this store finds rows by the columns of their key; {missing.name} cannot be left out",
         hint=f"add {missing.name} to columns, or take it out of exclude",
     )
 
 
-def _refuse_collisions(schema: TopicSchema, fields: Sequence[TopicField]) -> None:
+def _refuse_collisions(where: str, fields: Sequence[TopicField]) -> None:
     places: dict[tuple[str, ...], TopicField] = {}
     for one in fields:
         if one.column and (one.path or (one.name,))[0].casefold() in RESERVED:
-            raise ConfigError(
-                f"{schema.topic}: {one.column} cannot become {one.name}, a name of our own", hint="rename it otherwise"
-            )
+            raise ConfigError(f"{where}: {one.column} cannot become {one.name}, a name of our own", hint="rename it otherwise")
         place = one.path or (one.name,)
         other = places.setdefault(place, one)
         if other is not one:
-            raise _collide(schema, one, other)
+            raise _collide(where, one, other)
     names: dict[str, TopicField] = {}
     for one in fields:
         other = names.setdefault(one.name, one)
         inside = next((places[one.path[:depth]] for depth in range(1, len(one.path)) if one.path[:depth] in places), None)
         if other is not one or inside is not None:
-            raise _collide(schema, one, inside or other)
+            raise _collide(where, one, inside or other)
 
 
-def _collide(schema: TopicSchema, one: TopicField, other: TopicField) -> ConfigError:
+def _collide(where: str, one: TopicField, other: TopicField) -> ConfigError:
     return ConfigError(
-        f"{schema.topic}: {other.column_name} and {one.column_name} cannot both be there: one is {other.name}, the other {one.name}",
+        f"{where}: {other.column_name} and {one.column_name} cannot both be there: one is {other.name}, the other {one.name}",
         hint="rename one of the two otherwise, or leave it out",
     )
 

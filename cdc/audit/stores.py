@@ -139,7 +139,7 @@ def targets(settings: Settings, reader: HeldLog, database: SourceSide, store: st
         if published.qualified not in found:
             logged = database.protection.logged(published)
             found[published.qualified] = Target(
-                logged, captured=False, holding=bound(settings.stores[store], TopicSchema.of(logged))
+                logged, captured=False, holding=bound(store, settings.stores[store], TopicSchema.of(logged))
             )
     asked = ("*",) if table is None else (table,)
     wanted = [target for _, target in sorted(found.items()) if matches(patterns, target.table) and matches(asked, target.table)]

@@ -107,8 +107,9 @@ def _last(held: HeldLog, topic: Topic, rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def _with_key(held: HeldLog, topic: str, key: list[str]) -> Iterator[pa.RecordBatch]:
-    """The row with this key as it is now; none when it was deleted."""
+    """The row with this key as it is now; none when it is gone."""
     from cdc.log.contract import present_history
+    from cdc.model.evolution import topic_change_of
     from cdc.model.position import START
     from cdc.replay.match import KeyMatch
     from cdc.replay.query import LogQuery, topics
@@ -116,7 +117,9 @@ def _with_key(held: HeldLog, topic: str, key: list[str]) -> Iterator[pa.RecordBa
     match = KeyMatch.of(topics(held, topic)[0].schema, key)
     last: pa.RecordBatch | None = None
     for found in LogQuery(START, held.head().position, match=match, history=present_history(held)).of(held, topic):
-        last = found.changes.slice(len(found.changes) - 1)
+        change = topic_change_of(found.changes)
+        if change is None or change.empties:
+            last = found.changes.slice(len(found.changes) - 1)
     if last is not None and len(row := _rows_only(last)):
         yield row
 

@@ -38,7 +38,7 @@ from cdc.terminal import counted
 from sinks import make_sink, traits_of
 from sinks.contract import Sink
 from sinks.heldlog import HeldLog
-from sinks.holding import bound
+from sinks.holding import bound, check
 from sinks.policy import Action, described
 
 JOINS: Final = "takes it in"
@@ -303,7 +303,7 @@ def _effects(settings: Settings, held: Mapping[str, Table], ended: Collection[st
         rules = Rules(store, options, settings.contracts, approved(settings.run_dir, store))
         before, after = held.get(topic), TopicChange.of(change)
         try:
-            holding = bound(options, TopicSchema.of(change.table if before is None else before))
+            holding = bound(store, options, TopicSchema.of(change.table if before is None else before))
             now = None if before is None else holding.held(TopicSchema.of(before))
             verdict = rules.verdict(now, replace(after, schema=holding.held(after.schema)), 2**63 - 1)
         except ConfigError as error:
@@ -345,7 +345,10 @@ def _problem(store: str, options: StoreOptions, before: Mapping[str, Table], tab
     sink = make_sink(store, options)
     try:
         selected = {table: TopicSchema.of(before.get(table.qualified, table)) for table in tables if matches(options.tables, table)}
-        sink.foresee([bound(options, named_by).held(TopicSchema.of(table)) for table, named_by in selected.items()])
+        for table, named_by in selected.items():
+            if table.qualified not in before:
+                check(store, options, named_by)
+        sink.foresee([bound(store, options, named_by).held(TopicSchema.of(table)) for table, named_by in selected.items()])
     except HeadwaterError as error:
         return error.line()
     finally:

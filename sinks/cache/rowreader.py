@@ -1,8 +1,8 @@
 """Rows as they stand in the store, for the audit and for erasing it.
 
 What lies below a table's prefix is a row of ours when its own columns name exactly the key that it stands under; anything else there is
-somebody else's, and is neither shown nor touched. Where values do not show the key, a row of ours is what has every field that one of
-ours has, and no other, under a name that the template gives.
+somebody else's, and is neither shown nor touched. Where values do not show the key, a row of ours is what has fields of the table
+and no others, under a name that the template gives.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def rows_of(
     there = [
         (name, fields)
         for name, fields in zip(names, found, strict=True)
-        if fields is not None and (keys.shown or form.whole(fields, keys.schema))
+        if fields is not None and (keys.shown or form.may_be_row(fields, keys.schema))
     ]
     try:
         rows = form.rows([fields for _, fields in there], keys.schema)

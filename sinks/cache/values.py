@@ -24,7 +24,7 @@ from sinks.cache.resp import fields_of
 from sinks.render.choices import Choices
 from sinks.render.jsonkernels import VALUE
 from sinks.render.jsonrows import Member, Texts, fields, plain_documents
-from sinks.render.jsontext import from_fields, is_whole, meant_rows, parse, row_texts
+from sinks.render.jsontext import from_fields, may_be_row, meant_rows, parse, row_texts
 
 Fields = Mapping[str, Any]
 
@@ -62,8 +62,8 @@ class Form(Protocol):
         """Reads what the server holds under some keys, as columns; None where it is nothing of ours."""
         ...
 
-    def whole(self, found: Fields, schema: TopicSchema) -> bool:
-        """Whether these are exactly the fields of one of the table's rows."""
+    def may_be_row(self, found: Fields, schema: TopicSchema) -> bool:
+        """Whether there is a field of the table's rows among these, and no other."""
         ...
 
     def rows(self, found: Sequence[Fields], schema: TopicSchema) -> pa.RecordBatch:
@@ -93,8 +93,8 @@ class Json:
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_document(value) for value in values]
 
-    def whole(self, found: Fields, schema: TopicSchema) -> bool:
-        return is_whole(found, schema, self._choices.style(schema))
+    def may_be_row(self, found: Fields, schema: TopicSchema) -> bool:
+        return may_be_row(found, schema, self._choices.style(schema))
 
     def rows(self, found: Sequence[Fields], schema: TopicSchema) -> pa.RecordBatch:
         return row_texts([dict(one) for one in found], schema, self._choices.style(schema))
@@ -135,9 +135,12 @@ class Hash:
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_fields(value) for value in values]
 
-    def whole(self, found: Fields, schema: TopicSchema) -> bool:
+    def may_be_row(self, found: Fields, schema: TopicSchema) -> bool:
         style = self._choices.style(schema)
-        return is_whole(from_fields(found, schema, style), schema, style, nulls=False)
+        try:
+            return may_be_row(from_fields(found, schema, style), schema, style)
+        except ValueError:
+            return False
 
     def rows(self, found: Sequence[Fields], schema: TopicSchema) -> pa.RecordBatch:
         style = self._choices.style(schema)

@@ -46,16 +46,10 @@ def inside(document: Mapping[str, Any], way: Sequence[str]) -> Mapping[str, Any]
     return document
 
 
-def is_whole(document: Mapping[str, Any], schema: TopicSchema, style: Style = EXACT, *, nulls: bool = True) -> bool:
-    """Whether the document has every field that a row's has, and no other. ``nulls``: also those of NULL, as only JSON is left out where it is NULL."""
-    may: set[tuple[str, ...]] = set()
-    must: set[tuple[str, ...]] = set()
-    for column in schema.fields:
-        if column.shown:
-            place = place_of(column, style)
-            may.add(place)
-            if nulls and kind_of(column, style.as_.get(column.name)) not in JSON_KINDS:
-                must.add(place)
+def may_be_row(document: Mapping[str, Any], schema: TopicSchema, style: Style = EXACT) -> bool:
+    """Whether the document has a field of the table's rows, and no other. It may lack some: those of columns that came after it, and NULL in JSON."""
+    shown = [column for column in schema.fields if column.shown]
+    may = {place_of(column, style) for column in shown}
     ways = {place[:depth] for place in may for depth in range(1, len(place))}
 
     def places(inner: Mapping[str, Any], way: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -66,7 +60,9 @@ def is_whole(document: Mapping[str, Any], schema: TopicSchema, style: Style = EX
             else:
                 yield at
 
-    return must <= (found := set(places(document))) and found <= may
+    found = set(places(document))
+    only_json = all(kind_of(column, style.as_.get(column.name)) in JSON_KINDS for column in shown)
+    return found <= may and (bool(found) or only_json)
 
 
 def _spread(held: pa.Array, there: Sequence[bool]) -> pa.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import threading
@@ -30,6 +31,7 @@ from cdc.source.catalog import load_published
 from cdc.source.connection import connect
 from cdc.source.watch import CatalogWatch
 from cdc.state import status, stops
+from sinks import make_sink
 from sinks.contract import Sink
 from sinks.memory import MemorySink
 from sinks.retry import ATTEMPTS_MAX
@@ -417,6 +419,43 @@ def test_traffic_raises_no_alarm_and_hides_no_drift(postgres: Database, valkey: 
         assert refused.value.hint == "did you mean cache?"
         with pytest.raises(ConfigError, match="has no table"):
             audit(settings, "cache", "public.nothing")
+
+
+def test_stores_with_a_choice_of_columns_are_compared_through_it(
+    source: psycopg.Connection, postgres: Database, valkey: Any, tmp_path: Path
+) -> None:
+    """Objects, new names, and a key that only names the rows; the source's columns change meanwhile."""
+    twin = f"chooses-{postgres.name.replace('_', '-')}"
+    chosen = {"columns": ["a", "n", "u"], "rename": {"a": "text.a", "n": "text.n"}}
+    cache = {"kind": "redis", "url": valkey.url, "key": "t:{id}", "tables": {"public.t": chosen}}
+    stores = {"cache": cache, twin: {"kind": "memory", "tables": {"public.t": {"exclude": ["u", "c"], "rename": {"a": "title"}}}}}
+    settings = settings_of(postgres, tmp_path, stores)
+    with service(settings):
+        for statement in (
+            "update public.t set u = 1.20, n = 7 where id < 10",
+            "alter table public.t rename a to body",
+            "update public.t set body = 'later', c = 'x' where id = 11",
+            "alter table public.t drop column c, add column more text default 'm'",
+            "delete from public.t where id = 12",
+        ):
+            source.execute(statement)  # type: ignore[arg-type]
+        for result in audit(settings, timeout_s=CATCH_UP_S):
+            assert result.equal, result.to_json()
+            assert (result.tables[0].scanned.source_rows, result.tables[0].scanned.store_rows) == (ROWS - 1, ROWS - 1)
+        with valkey.client() as client:
+            assert json.loads(client.get("t:11")) == {"text": {"a": "later", "n": 2.75}, "u": 1.1}
+            client.set("t:11", b'{"text":{"a":"x","n":2.75},"u":1.10}')
+            client.delete("t:13")
+            client.set("t:stranger", b'{"text":"none of ours"}')
+        [result] = audit(settings, "cache", timeout_s=CATCH_UP_S)
+        assert found(result.tables[0]) == {("different", "11", ("text.a",)), ("missing", "13", ())}
+    # With another choice in the file nothing is compared, and nothing written, before the store is built again.
+    other = settings_of(postgres, tmp_path, {"cache": {**cache, "tables": {"public.t": {"columns": ["u"]}}}})
+    with pytest.raises(ConfigError, match=r"store cache holds other columns of public\.t than"):
+        audit(other, timeout_s=CATCH_UP_S)
+    with valkey.client() as client:
+        make_sink("cache", settings.stores["cache"]).erase()
+        assert list(client.scan_iter("t:*")) == [b"t:stranger"], "what is not ours stays"
 
 
 @pytest.mark.usefixtures("source")

@@ -41,7 +41,7 @@ def wrong(value: Any, schema: Any, at: str = "") -> list[str]:
     known = {
         *("$ref", "$defs", "$schema", "title", "description", "default", "format", "writeOnly", "type", "properties", "required"),
         *("additionalProperties", "propertyNames", "items", "minItems", "enum", "const", "anyOf", "allOf", "if", "then", "pattern"),
-        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength"),
     }
     assert isinstance(schema, bool) or schema.keys() <= known, f"{at}: this test does not know {set(schema) - known}"
     if isinstance(schema, bool):
@@ -57,6 +57,8 @@ def wrong(value: Any, schema: Any, at: str = "") -> list[str]:
         found.append(f"{at} is another value")
     if "pattern" in schema and isinstance(value, str) and not re.search(schema["pattern"], value):
         found.append(f"{at} is not of the pattern")
+    if isinstance(value, str) and not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
+        found.append(f"{at} is of another length")
     if isinstance(value, int | float) and (value < schema.get("minimum", value) or value > schema.get("maximum", value)):
         found.append(f"{at} is out of range")
     if isinstance(value, dict):

@@ -100,7 +100,7 @@ def test_an_empty_side() -> None:
 
 def test_rows_without_a_key_are_a_multiset() -> None:
     keyless = Table(1, "public", "t", (Column("id", 20), Column("a", 25), Column("b", 1700)), identity="f")
-    assert key_indices(keyless) == (0, 1, 2)
+    assert key_indices(TopicSchema.of(keyless)) == (0, 1, 2)
     twice, once = ("1", None, "x"), ("2", "y", None)
     key = (0, 1, 2)
     assert suspects(side([twice, once, twice], key=key), side([twice, twice, once], key=key)).num_rows == 0

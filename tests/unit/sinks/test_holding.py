@@ -19,7 +19,7 @@ from sinks import options_model
 from sinks.holding import Holding, bound, check, decoded, foreseen, settled
 from sinks.policy import Action, judge
 from sinks.render.jsonrows import lines, plain_documents
-from sinks.render.jsontext import parse, row_texts
+from sinks.render.jsontext import may_be_row, parse, row_texts
 from sinks.render.rowtext import keys, row_text, split_keys
 from sinks.reshape import conformed, reshaped
 from tests.contract.rows import Row, batch, numeric, schema, upserts
@@ -52,7 +52,7 @@ def options(kind: str = "opensearch", /, pattern: str = "public.people", **said:
 
 
 def holding(kind: str = "opensearch", /, **said: Any) -> Holding:
-    return bound(options(kind, **said), SCHEMA)
+    return bound("s", options(kind, **said), SCHEMA)
 
 
 def altered(**names: str) -> TopicSchema:
@@ -66,7 +66,7 @@ def texts(rows: pa.RecordBatch) -> list[dict[str, str | None]]:
 
 
 def test_a_store_without_a_choice_holds_the_topic_as_it_is() -> None:
-    every = bound(options(), SCHEMA)
+    every = bound("s", options(), SCHEMA)
     changes = upserts(TABLE, 1, ROWS)
     assert (every.text, every.held(SCHEMA)) == ("", SCHEMA)
     assert every.batch(changes) is changes
@@ -98,14 +98,16 @@ def test_a_key_that_is_not_listed_is_known_and_not_shown() -> None:
     assert plain_documents(changes.slice(0, 1), held).data.tobytes() == b'{"name":"Ada"}'
     for kind in ("iceberg", "console"):
         with pytest.raises(ConfigError, match="id cannot be left out"):
-            bound(options(kind, columns=["name"]), SCHEMA).held(SCHEMA)
+            bound("s", options(kind, columns=["name"]), SCHEMA).held(SCHEMA)
 
 
 def test_rows_without_a_key_are_told_apart_by_all_of_their_columns() -> None:
     columns = tuple(dataclasses.replace(column, key=True) for column in TABLE.columns)
     whole = TopicSchema.of(dataclasses.replace(TABLE, columns=columns, identity="f"))
-    with pytest.raises(ConfigError, match="has no key, so that all of its columns tell its rows apart; cost cannot be left out"):
-        bound(options(exclude=["cost"]), whole).held(whole)
+    with pytest.raises(
+        ConfigError, match="the table has no key, so that all of its columns tell its rows apart; cost cannot be left out"
+    ):
+        bound("s", options(exclude=["cost"]), whole).held(whole)
 
 
 def test_a_dotted_name_makes_an_object() -> None:
@@ -121,7 +123,7 @@ def test_a_dotted_name_makes_an_object() -> None:
     assert row_texts(documents, held).to_pylist()[0]["address.zip"] == "50667"
     gone = some.batch(batch(TABLE, [(Op.DELETE, 2, ROWS[1])]))
     assert b"address" not in lines(gone, held)
-    deep = bound(options(rename={"zip": "a.b.c", "city": "a.d"}), SCHEMA)
+    deep = bound("s", options(rename={"zip": "a.b.c", "city": "a.d"}), SCHEMA)
     assert parse(plain_documents(deep.batch(changes_of()), deep.held(SCHEMA)).to_array()[0].as_py())["a"] == {
         "d": "Köln",
         "b": {"c": "50667"},
@@ -195,7 +197,7 @@ def test_the_later_of_two_patterns_decides() -> None:
         "public.people": {"columns": ["id", "zip"]},
     }
     given = options_model("console").model_validate({"kind": "console", "tables": raw})
-    assert bound(given, SCHEMA).held(SCHEMA).names == ("id", "code")
+    assert bound("s", given, SCHEMA).held(SCHEMA).names == ("id", "code")
 
 
 # --- definitions that change -------------------------------------------------------------------------------------------
@@ -287,12 +289,21 @@ def test_another_choice_is_refused_and_says_what_differs() -> None:
 def test_the_same_choice_in_other_words_goes_on() -> None:
     former = holding(columns=["id", "name"])
     later = altered(name="full_name")
-    unchanged = bound(options(columns=["id", "name"]), later)
+    unchanged = bound("s", options(columns=["id", "name"]), later)
     assert settled("s", later, former, unchanged).text == former.text, "the file is as it was"
-    corrected = bound(options(columns=["id", "full_name"]), later)
+    corrected = bound("s", options(columns=["id", "full_name"]), later)
     assert settled("s", later, former, corrected).text == former.text, "and so what it keeps stays the same"
     with pytest.raises(ConfigError, match="city is held, and was not"):
-        settled("s", later, former, bound(options(columns=["id", "full_name", "city"]), later))
+        settled("s", later, former, bound("s", options(columns=["id", "full_name", "city"]), later))
+
+
+def test_what_may_be_a_row_has_fields_of_rows_and_no_others() -> None:
+    held = holding(columns=["name", "city", "more"], rename={"city": "at.city"}).held(SCHEMA)
+    for ours in ('{"name":"x","at":{"city":null}}', '{"at":{"city":"x"},"more":{"a":1}}', '{"name":"older than a column"}'):
+        assert may_be_row(parse(ours), held)
+    for theirs in ("{}", '{"name":"x","foreign":1}', '{"at":{"town":1}}', '{"id":1,"name":"x"}'):
+        assert not may_be_row(parse(theirs), held)
+    assert may_be_row({}, holding(columns=["more"]).held(SCHEMA)), "NULL in JSON is left out"
 
 
 def test_keys_come_back_out_of_their_text() -> None:
