@@ -11,6 +11,9 @@ START ?= 0
 WORKERS ?= 3
 PROMTOOL ?= v0.307.3
 
+# Where the caller's environment forbids it, thousands of short processes would compile the same modules again, each for itself.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: reliability docs roles promtool demo test lint fmt bench faults sim clean distclean lock setup
 
 setup: $(STAMP)
