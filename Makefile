@@ -11,7 +11,10 @@ START ?= 0
 WORKERS ?= 3
 PROMTOOL ?= v0.307.3
 
-.PHONY: reliability docs roles promtool demo test lint fmt bench faults sim clean distclean lock setup
+# Where the caller's environment forbids it, thousands of short processes would compile the same modules again, each for itself.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: reliability docs roles promtool demo test ready lint fmt bench faults sim clean distclean lock setup
 
 setup: $(STAMP)
 
@@ -26,12 +29,17 @@ $(STAMP): requirements/dev.lock pyproject.toml
 demo: $(STAMP)
 	$(BIN)/python -m cdc.demo $(ARGS)
 
-test: $(STAMP) lint
-	$(BIN)/python -m cdc.embedded fetch
+test: $(STAMP)
+	$(MAKE) -j2 lint ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
-faults: $(STAMP)
+# What the tests' processes would otherwise make at the same time, each for itself: in a fresh clone the kernels of capture take half a minute.
+ready: $(STAMP)
 	$(BIN)/python -m cdc.embedded fetch
+	$(BIN)/python -m compileall -q bench cdc sinks snapshots tests
+	$(BIN)/python -c 'from cdc.capture.warm import warm; warm()'
+
+faults: $(STAMP) ready
 	HEADWATER_FAULTS=$(HEADWATER_FAULTS) $(BIN)/python -m pytest -m faults -n $(WORKERS) --dist loadgroup $(ARGS)
 
 sim: $(STAMP)

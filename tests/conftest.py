@@ -241,7 +241,8 @@ def postgres_servers(server_folder: Path) -> Iterator[PostgresServers]:
 def _database(server: Postgres) -> Iterator[Database]:
     database = Database(server, f"test_{uuid.uuid4().hex[:12]}")
     with psycopg.connect(server.dsn(), autocommit=True) as admin:
-        admin.execute(f'create database "{database.name}"')
+        # Copying files takes a third less of the processor than writing every page of the template to the WAL.
+        admin.execute(f'create database "{database.name}" strategy file_copy')
     yield database
     if server.running:
         database.drop()

@@ -52,8 +52,12 @@ DEFAULT_OPTIONS: Final[Mapping[str, str]] = {
 }
 """The settings that every server starts with unless the caller says otherwise. Shared memory in the data folder, as containers give /dev/shm 64 MB."""
 
-VOLATILE: Final[Mapping[str, str]] = {"fsync": "off", "full_page_writes": "off", "max_prepared_transactions": "20"}
-"""For tests: survives every crash of the server's processes, not one of the machine."""
+VOLATILE: Final[Mapping[str, str]] = {
+    "fsync": "off", "full_page_writes": "off", "max_prepared_transactions": "20", "scram_iterations": "1",
+}  # fmt: skip
+"""For tests: survives every crash of the server's processes, not one of the machine; a password costs a client of 16 and newer next to nothing."""
+_SINCE: Final = {"scram_iterations": 16}
+"""The settings that older versions refuse to start with."""
 
 # Linux allows 107 bytes for a Unix socket's path; the server adds ".s.PGSQL.65535".
 _LONGEST_SOCKET_FOLDER = 90
@@ -120,7 +124,8 @@ class Postgres:
         self.version = version
         self._wanted_folder = folder.absolute()
         self.folder = reachable_for(self._account, self._wanted_folder)
-        self.options = {**DEFAULT_OPTIONS, **(options or {})}
+        known = {name: value for name, value in (options or {}).items() if _SINCE.get(name, 0) <= version}
+        self.options = {**DEFAULT_OPTIONS, **known}
         self.port = port or free_port()
         self._port_is_ours_to_choose = port is None
         self._installed = _reachable(installation(version), self._account)
@@ -246,6 +251,8 @@ class Postgres:
             "UTF8",
             "--locale=C",
             "-N",
+            # What the password's own verifier is made with.
+            *(f"-c{name}={self.options[name]}" for name in _SINCE if name in self.options),
         )
         try:
             self.run("initdb", "-D", str(self.data), *options)
