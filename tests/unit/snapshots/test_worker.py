@@ -42,6 +42,13 @@ class Purpose:
     def advance(self, task: Task, rows: int) -> None:
         self.advanced.append((task, rows))
 
+    since = 0
+
+    def swept(self) -> None:
+        self.since = 0
+
+    def cannot_sweep(self) -> None: ...
+
     def finish(self) -> bool:
         self.finished = True
         return True
