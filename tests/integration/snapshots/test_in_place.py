@@ -38,17 +38,19 @@ def unseen(sql: psycopg.Connection[Any]) -> None:
 
 
 def shown(folder: Path, after: int) -> list[set[tuple[str, ...]]]:
-    """The table's keys behind each change after ``after``."""
-    reader, keys, found = EmbeddedLogReader(folder), set[tuple[str, ...]](), []
+    """The table's keys as of position ``after``, and behind each change since."""
+    reader, keys, found = EmbeddedLogReader(folder), set[tuple[str, ...]](), list[set[tuple[str, ...]]]()
     for batch in reader.read(TOPIC, Position(0), reader.head().position):
         if (change := schema_change_of(batch)) is not None:
             keys = set() if change.empties else keys
-            found.append(set(keys))
+            found += [set(keys)]
             continue
         for position, op, row in zip(
             batch.column(0).to_pylist(), batch.column(OP).to_pylist(), texts(batch, table_of(batch.schema)), strict=True
         ):
             key = tuple(str(text) for text in row[:2])
+            if position > after and not found:
+                found.append(set(keys))
             if op == Op.TRUNCATE:
                 keys = set()
             elif op == Op.DELETE:
@@ -81,7 +83,7 @@ def test_no_row_vanishes_that_is_there_before_and_after(postgres: Any, sql: psyc
     stay = states[0] & states[-1]
     assert len(stay) == ROWS - 3
     assert all(stay <= state for state in states)
-    assert sorted(fold(tmp_path, TOPIC).values(), key=repr) == rows_of(sql, "t")
+    assert sorted(fold(tmp_path, TOPIC).values(), key=repr) == rows_of(sql, "public.t")
     assert operations(tmp_path, TOPIC)["SCHEMA"] == 1
 
 
@@ -115,7 +117,7 @@ def test_it_goes_on_after_the_process_has_ended_before_what_is_gone_was_deleted(
     sql.execute("delete from t where a = 11; insert into t values (7, 'k1', 'back')")
     with running(postgres.unix_dsn, tmp_path) as pipeline:
         settle(pipeline, sql)
-    assert sorted(fold(tmp_path, TOPIC).values(), key=repr) == rows_of(sql, "t")
+    assert sorted(fold(tmp_path, TOPIC).values(), key=repr) == rows_of(sql, "public.t")
     assert operations(tmp_path, TOPIC)["SCHEMA"] == 1
 
 
@@ -133,7 +135,7 @@ def test_what_cannot_be_looked_for_is_emptied_first(
         unseen(sql)
         assert done(pipeline, pipeline.requests.queue(Request(TOPIC, replace=True))).state == "done"
         settle(pipeline, sql)
-    assert sorted(fold(tmp_path, TOPIC).values(), key=repr) == rows_of(sql, "t")
+    assert sorted(fold(tmp_path, TOPIC).values(), key=repr) == rows_of(sql, "public.t")
     assert operations(tmp_path, TOPIC)["SCHEMA"] == 2
 
 
@@ -160,7 +162,7 @@ def test_a_truncate_and_a_new_column_meanwhile(
         settle(pipeline, sql)
         assert done(pipeline, pipeline.requests.queue(Request(TOPIC, replace=True))).state == "done"
         settle(pipeline, sql)
-    assert sorted(fold(tmp_path, TOPIC).values(), key=repr) == rows_of(sql, "t")
+    assert sorted(fold(tmp_path, TOPIC).values(), key=repr) == rows_of(sql, "public.t")
 
 
 def test_a_table_without_a_key_is_emptied_first(postgres: Any, tmp_path: Path) -> None:
@@ -171,4 +173,4 @@ def test_a_table_without_a_key_is_emptied_first(postgres: Any, tmp_path: Path) -
             behind_the_back(sql, "delete from t where a = 1; insert into t values (2, 'y')")
             assert done(pipeline, pipeline.requests.queue(Request(TOPIC, replace=True))).state == "done"
             settle(pipeline, sql)
-        assert sorted(fold(tmp_path, TOPIC).values(), key=repr) == rows_of(sql, "t")
+        assert sorted(fold(tmp_path, TOPIC).values(), key=repr) == rows_of(sql, "public.t")
