@@ -42,6 +42,7 @@ from snapshots.agenda import Agenda, Selection
 from snapshots.copy import Abandoned, copy_blocks, read_rows
 from snapshots.feed import PREFIX, SnapshotFeed, Watermarks
 from snapshots.jobs import Board
+from snapshots.logged import NOTHING_LOGGED, LoggedRows, next_keys
 from snapshots.plan import MissingKeys
 from snapshots.progress import SnapshotProgress
 from snapshots.requests import Requests
@@ -77,9 +78,11 @@ class SnapshotCoordinator:
         *,
         log_has_begun: bool = True,
         refused: Callable[[], Collection[int]] = lambda: (),
+        logged: LoggedRows = NOTHING_LOGGED,
     ) -> None:
-        """``log_has_begun``, ``refused``: as an ``Agenda`` takes them."""
+        """``log_has_begun``, ``refused``: as an ``Agenda`` takes them. ``logged``: for tables that are read again."""
         self._source = source
+        self._logged = logged
         self._feed = feed
         self._stop = stop
         self._agenda = Agenda(source, feed, progress, requests, log_has_begun=log_has_begun, refused=refused)
@@ -144,12 +147,12 @@ class SnapshotCoordinator:
             closing(connect()) as emitting,
             ThreadPoolExecutor(workers, thread_name_prefix="snapshot-parse") as typists,
             ThreadPoolExecutor(workers, thread_name_prefix="snapshot-emit") as emitters,
-            closing(_Hands(connect, emitting, self._feed, board, self._stop, typists, emitters)) as hands,
+            closing(_Hands(connect, emitting, self._feed, board, self._stop, typists, emitters, self._logged)) as hands,
         ):
             readers = [
                 (
                     self._agenda.reader(board, watermarks),
-                    _Hands(connect, emitting, self._feed, board, over, typists, emitters),
+                    _Hands(connect, emitting, self._feed, board, over, typists, emitters, self._logged),
                 )
                 for _ in range(workers)
             ]
@@ -200,6 +203,7 @@ class _Hands:
         stop: Event,
         typists: ThreadPoolExecutor,
         emitters: ThreadPoolExecutor,
+        logged: LoggedRows,
     ) -> None:
         self._connect = connect
         self._connection: psycopg.Connection | None = None
@@ -209,6 +213,7 @@ class _Hands:
         self._stop = stop
         self._typists = typists
         self._emitters = emitters
+        self._logged = logged
         self._memory = Reused(MEMORY_BYTES)
         self._blocks: Iterator[RowsRead] | None = None
         """While the connection is in the middle of a COPY's reply."""
@@ -236,6 +241,12 @@ class _Hands:
             case steps.AwaitBoard(most_s):
                 self._board.wait(most_s)
                 self._go_on()
+            case steps.Since(asked):
+                return self._logged.since(asked.table, asked.index)
+            case steps.Unread(asked, since):
+                return self._logged.unread(asked.table, asked.index, since, self._go_on)
+            case steps.NextKeys(keys):
+                return next_keys(keys)
             case steps.Pause(seconds):
                 self._stop.wait(seconds)
                 self._go_on()

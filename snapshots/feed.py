@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.model.batch import LSN, POSITION, TS, table_of
-from cdc.model.evolution import Kind, SchemaChange, schema_change_of, schema_record
+from cdc.model.evolution import SchemaChange, schema_change_of, schema_record
 from cdc.model.group import Group, Watermark
 from cdc.model.position import Cut, Position
 from cdc.model.table import Table
@@ -47,8 +47,8 @@ class Chunk:
     """The logical message that is its watermark."""
     window: Window
     """It may serve further chunks of the same snapshot: who opened it closes it."""
-    empties: bool = False
-    """No rows: at its watermark the log says that every earlier row of the table is gone."""
+    announces: SchemaChange | None = None
+    """No rows: this is what the log says at its watermark, before the table's rows come."""
     batches: tuple[pa.RecordBatch, ...] = ()
     rows: int = 0
     """Rows read; fewer may enter."""
@@ -132,11 +132,11 @@ class SnapshotFeed:
                 self._settle(chunk, State.REFUSED)
                 return None
             table = chunk.window.table
-            if chunk.empties:
-                survivors = [schema_record(SchemaChange(table, Kind.REWRITTEN, empties=True), 0, 0, 0)]
+            if chunk.announces is not None:
+                survivors = [schema_record(chunk.announces, 0, 0, 0)]
             else:
                 survivors = chunk.window.survivors(chunk.batches)
-            if not chunk.empties and table.oid in self._holds and self._same_shape(table):
+            if chunk.announces is None and table.oid in self._holds and self._same_shape(table):
                 survivors, completed = self._holds[table.oid].complete(survivors)
                 self._cover(table, completed)
                 self._drop_if_empty(table.oid)
@@ -209,9 +209,8 @@ class SnapshotFeed:
         joined the publication) after the transactions that are open now. What was held of it is let go. Durable on return: a crash
         later changes nothing. From any thread; in ingest's, call it before the group with the SCHEMA record is made durable.
 
-        empties: the log is to say, before the first row that is read, that every earlier row is gone (a SCHEMA record of kind
-        ``REWRITTEN``), so that rows that the source has no more vanish. For callers that log no emptying record of their own. joined: it has
-        just joined the publication, be it for the second time.
+        empties: it is read in place of all that the log has of it, so that rows that the source has no more vanish (``loads``). For callers that
+        log no emptying record of their own. joined: it has just joined the publication, be it for the second time.
         """
         with self._lock:
             self._check()

@@ -39,6 +39,16 @@ class Purpose(Protocol):
     def advance(self, task: Task, rows: int) -> None:
         """All of the task's rows are durable (and were shown)."""
 
+    @property
+    def since(self) -> int:
+        """Up to which position of the log rows that were not read are looked for in the source once every task has been; 0: none are."""
+
+    def swept(self) -> None:
+        """Those that the source has no longer are deleted, durably."""
+
+    def cannot_sweep(self) -> None:
+        """They cannot be looked for."""
+
     def finish(self) -> bool:
         """Every task has been. False: what was read is of no use any more, or rows are still held."""
 

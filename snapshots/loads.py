@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import psycopg
 
+from cdc.crashpoint import crashpoint
+from cdc.model.evolution import Kind, SchemaChange
+from cdc.model.position import Position
 from snapshots.catalog import Look, SourceTable
 from snapshots.failures import Unreadable
 from snapshots.feed import Chunk, SnapshotFeed, State, Watermarks
@@ -15,7 +18,7 @@ from snapshots.jobs import Job, Task, page_tasks
 from snapshots.plan import Pages, range_pages
 from snapshots.progress import SnapshotProgress
 from snapshots.requestjobs import ReadingOptions
-from snapshots.steps import Await, Emit, Steps
+from snapshots.steps import Await, Emit, Since, Steps
 from snapshots.turns import Turns
 
 
@@ -41,6 +44,16 @@ class _Load:
             # Rows that had to be let go are lost with the process, too, until the table begins from the beginning.
             waiting = self.oid in self.feed.unsettled()
             self.progress.advance(self.oid, self.run, task.pages, rows, waiting=waiting, holds=holds)
+
+    @property
+    def since(self) -> int:
+        return self.progress.since(self.oid)
+
+    def swept(self) -> None:
+        self.progress.swept(self.oid, self.run)
+
+    def cannot_sweep(self) -> None:
+        self.progress.cannot_sweep(self.oid, self.run)
 
     def finish(self) -> bool:
         return self.feed.finish(self.oid, self.run)
@@ -80,7 +93,7 @@ class Loads:
             if not joined:
                 return None
             self._progress.joined(oid, run)
-        if self._progress.empties(oid) and not (yield from self._empty(source)):
+        if self._progress.empties(oid) and not (yield from self._announce(source)):
             return None
         self._turns.take(source)
         begun = self._progress.begin(source, seen.files)
@@ -89,10 +102,17 @@ class Loads:
         tasks: Iterator[Task] = iter(()) if begun.finished else page_tasks(Pages(source.pages, begun.pages), step)
         return Job(source, seen, _Load(self._feed, self._progress, oid, begun.number, self._turns, self._unreadable), tasks)
 
-    def _empty(self, source: SourceTable) -> Steps[bool]:
-        """Every part's window opens after the log says that the table is empty: a row that moves between pages meanwhile would otherwise
-        be read on neither."""
-        chunk = Chunk(self._watermarks.next(), self._feed.open(source.table), empties=True)
+    def _announce(self, source: SourceTable) -> Steps[bool]:
+        """The log says that the table is read in place of what it has of it: under which definition, and whether its earlier rows are gone.
+
+        They stay where those that are not read can be looked for in the source at the end, so that no store shows the table empty or in part.
+        Every part's window opens after that: a row that moves between pages meanwhile would otherwise be read on neither.
+        """
+        oid = source.table.oid
+        run = self._progress.run(oid)
+        since: Position | None = None if self._progress.outright(oid) else (yield Since(source))
+        change = SchemaChange(source.table, Kind.REWRITTEN, empties=since is None)
+        chunk = Chunk(self._watermarks.next(), self._feed.open(source.table), announces=change)
         try:
             self._feed.ready(chunk, ())
             yield Emit(chunk.content)
@@ -101,5 +121,5 @@ class Loads:
             self._feed.close(chunk.window)
         if chunk.state is State.REFUSED:
             return False
-        self._progress.emptied(source.table.oid)
-        return True
+        crashpoint("snapshot.table.announced")
+        return self._progress.announced(oid, run, since or 0)

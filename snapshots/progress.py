@@ -40,13 +40,27 @@ class Record:
     joining: bool = False
     """It has joined the publication; what was changed in transactions open at that moment is not streamed, so they are waited for."""
     empties: bool = False
-    """Before its first row comes, the log has to say that every earlier row is gone."""
+    """It is read in place of all that the log has of it, and the log has to say so before its first row comes."""
+    outright: bool = False
+    """The log then says that every earlier row is gone: what the source no longer has cannot be looked for by its key."""
+    since: int = 0
+    """Once it has been read: rows whose last change stands at or before this position of the log are looked for in the source, and deleted
+    where it has them no longer. 0: none are."""
     outdated: bool = False
     """It has begun from the beginning again, and is not finished: the log may have some of its rows as they were before a change that it lacks."""
 
     def restarted(self, *, empties: bool = False) -> Record:
-        """Nothing of it has been read. What has to happen before its first row still has to."""
-        return Record(self.table, self.shape, self.files, joining=self.joining, empties=self.empties or empties, outdated=True)
+        """Nothing of it has been read. What has to happen before its first row, or after its last, still has to."""
+        return Record(
+            self.table,
+            self.shape,
+            self.files,
+            joining=self.joining,
+            empties=self.empties or empties,
+            outright=self.outright,
+            since=self.since,
+            outdated=True,
+        )
 
 
 _RECORD_FIELDS: Final = tuple(field.name for field in fields(Record))
@@ -198,11 +212,37 @@ class SnapshotProgress:
         with self._lock:
             return oid in self._records and self._records[oid].empties
 
-    def emptied(self, oid: int) -> None:
-        """The log says so, durably."""
+    def outright(self, oid: int) -> bool:
         with self._lock:
-            if oid in self._records:
-                self._records[oid] = replace(self._records[oid], empties=False)
+            return oid in self._records and self._records[oid].outright
+
+    def announced(self, oid: int, run: int, since: int) -> bool:
+        """The log says, durably, that the table is read in place of what it has: as its rows are gone (``since`` is 0), or up to ``since``.
+        False when the table has started over since."""
+        with self._lock:
+            if oid not in self._records or self._runs[oid] != run:
+                return False
+            self._records[oid] = replace(self._records[oid], empties=False, outright=False, since=since)
+            self._write()
+            return True
+
+    def since(self, oid: int) -> int:
+        with self._lock:
+            return self._records[oid].since if oid in self._records else 0
+
+    def swept(self, oid: int, run: int) -> None:
+        """What the source has no longer is deleted, durably. Passed over when the table has started over since."""
+        with self._lock:
+            if oid in self._records and self._runs[oid] == run:
+                self._records[oid] = replace(self._records[oid], since=0)
+                self._write()
+
+    def cannot_sweep(self, oid: int, run: int) -> None:
+        """The table starts over, and the log says that every earlier row is gone."""
+        with self._lock:
+            record = self._records.get(oid)
+            if record is not None and self._runs[oid] == run:
+                self._records[oid] = self._anew(oid, replace(record, outright=True, since=0), empties=True)
                 self._write()
 
     def finish(self, oid: int, run: int) -> bool:

@@ -63,6 +63,14 @@ class _Asked:
     def advance(self, task: Task, rows: int) -> None:
         """A request that is interrupted begins again."""
 
+    @property
+    def since(self) -> int:
+        return 0  # what is not asked for is left alone
+
+    def swept(self) -> None: ...
+
+    def cannot_sweep(self) -> None: ...
+
     def finish(self) -> bool:
         if not self.failed:
             self.requests.tell(self.name, RequestOutcome("done", self.rows, self.rows))

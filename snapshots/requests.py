@@ -26,7 +26,7 @@ _FORMAT: Final = 1
 class Request:
     """A request to read one table: all of it, the rows that meet a condition (SQL), or those with certain keys.
 
-    ``replace``: everything that the log has of the table is void first (the whole table only). ``keys``: as text, in the order of
+    ``replace``: what the log has of rows that are gone is removed, too (the whole table only). ``keys``: as text, in the order of
     ``SourceTable.index``; a key that no row has becomes a delete.
     """
 

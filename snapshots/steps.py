@@ -7,7 +7,7 @@ simulator drives the same ones over its model of the server, one step at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -16,7 +16,7 @@ import psycopg
 from cdc.model.batch import Op
 from snapshots.catalog import SourceTable
 from snapshots.feed import Chunk, State
-from snapshots.plan import Range
+from snapshots.plan import Key, Range
 
 
 class Query:
@@ -102,6 +102,28 @@ class Await:
 
 
 @dataclass(frozen=True, slots=True)
+class Since:
+    """→ ``Position | None`` (``logged.LoggedRows.since``)."""
+
+    source: SourceTable
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """→ the keys that ``logged.LoggedRows.unread`` gives, for ``NextKeys``."""
+
+    source: SourceTable
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class NextKeys:
+    """→ ``Sequence[Key]``: some more of them, empty when there are no more; None when the log can no longer tell."""
+
+    keys: Iterator[Sequence[Key]]
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """Lets time pass."""
 
@@ -120,7 +142,23 @@ class AwaitBoard:
     most_s: float
 
 
-Request = Query | Rollback | Copy | NextBlock | Typed | Emit | Start | Finished | Await | Pause | NextJob | AwaitBoard
+Request = (
+    Query
+    | Rollback
+    | Copy
+    | NextBlock
+    | Typed
+    | Emit
+    | Start
+    | Finished
+    | Await
+    | Since
+    | Unread
+    | NextKeys
+    | Pause
+    | NextJob
+    | AwaitBoard
+)
 
 T = TypeVar("T")
 Steps = Generator[Request, Any, T]

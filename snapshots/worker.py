@@ -7,7 +7,7 @@ theirs to come back; at most ``IN_FLIGHT`` parts of a worker are in memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 import numpy as np
 import psycopg
@@ -23,8 +23,8 @@ from snapshots.fence import Snapshot
 from snapshots.flight import ARRIVED, IN_FLIGHT, SAFE, Again, Flight, Part, Reading
 from snapshots.jobs import Board, Job, Task
 from snapshots.locks import Locks
-from snapshots.plan import Range
-from snapshots.queries import Begin, End, IdleXids, OldestTransaction
+from snapshots.plan import Key, KeyList, MissingKeys, Range
+from snapshots.queries import Begin, End, IdleXids, KeyTypes, OldestTransaction
 from snapshots.session import Unreachable
 from snapshots.steps import (
     Await,
@@ -33,6 +33,7 @@ from snapshots.steps import (
     Finished,
     NextBlock,
     NextJob,
+    NextKeys,
     Pause,
     Rollback,
     RowsRead,
@@ -40,6 +41,7 @@ from snapshots.steps import (
     Started,
     Steps,
     Typed,
+    Unread,
 )
 from snapshots.throttle import Throttle
 
@@ -117,12 +119,40 @@ class Reader:
             self._board.end(job)
 
     def _finish(self, job: Job) -> Steps[None]:
-        """Rows that are held and lie in no part that is still to come are read back by their keys; then the job ends."""
+        """Rows that are held and lie in no part that is still to come are read back by their keys, and what the log has of rows that are gone is
+        deleted; then the job ends."""
         flight = Flight(self._feed, job)
         while True:
             yield from self._read_all(job, flight.held(min(HELD_KEYS, self._chunk_rows)))
+            if since := job.purpose.since:
+                yield from self._sweep(job, since)
             if flight.finished():
                 return
+
+    def _sweep(self, job: Job, since: int) -> Steps[None]:
+        """Each row of the log that nothing has come of since is asked for by its key: one snapshot says whether it is there, and so whether it is
+        read or deleted, and its window keeps that from standing over anything newer."""
+        types: tuple[str, ...] = yield KeyTypes(job.source)
+        unread: Iterator[Sequence[Key]] = yield Unread(job.source, since)
+        while True:
+            keys: Sequence[Key] | None = yield NextKeys(unread)
+            if keys is None:
+                self._cannot_sweep(job)
+            if not keys:
+                break
+            try:
+                yield from self._read_all(job, iter([Task(((KeyList(keys), Op.READ), (MissingKeys(keys, types), Op.DELETE)))]))
+            except (psycopg.DataError, psycopg.IntegrityError):
+                # A key that is not a value of its type any more, such as one that a domain has come to refuse.
+                self._cannot_sweep(job)
+            crashpoint("snapshot.sweep.piece")
+        job.purpose.swept()
+        crashpoint("snapshot.sweep.done")
+
+    def _cannot_sweep(self, job: Job) -> NoReturn:
+        log.warning("rows that are gone cannot be looked for by their keys: the table is emptied first", table=job.source.name)
+        job.purpose.cannot_sweep()
+        raise Again
 
     def _read_all(self, job: Job, tasks: Iterator[Task | None]) -> Steps[None]:
         """Everything is durable and reported to the job's purpose at the end. A task that is None: until everything is durable."""

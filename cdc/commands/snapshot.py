@@ -33,7 +33,9 @@ def snapshot(
             help="Only the rows with these keys, one a line; a JSON array for a key of several columns, in the index's order."
         ),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Void everything that the log has of the table first.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Read the whole table, and remove what the log has of rows that are gone.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the rows are in the log, or at once.")] = True,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait; exit 3 after that.", min=0.0, callback=finite)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from cdc.background import Interrupted, Notes, lower_priority
+from cdc.background import JOIN_S, Interrupted, Notes, lower_priority
 from cdc.compaction.space import Space
 from cdc.diskspace import free_bytes
 from cdc.log.contract import LogReader, LogStates, StateFacts, StateTooLarge, Topic
@@ -28,8 +28,6 @@ from sinks.past import condensed
 LOOK_S: Final = 60.0
 BEGIN_ROWS: Final = 500_000
 """Fewer changes than this are read in a second or two."""
-JOIN_S: Final = 15.0
-"""A disk that hangs keeps nobody from ending: what was not written counts for nothing."""
 
 _log = structlog.get_logger("states")
 
@@ -67,10 +65,10 @@ class StateKeeping:
     def start(self) -> None:
         self._thread.start()
 
-    def join(self) -> None:
+    def join(self, within_s: float = JOIN_S) -> None:
         """After ``stop`` was set. Ends within one batch, or without it."""
         if self._thread.ident is not None:
-            self._thread.join(JOIN_S)
+            self._thread.join(within_s)
 
     def alarm(self) -> str | None:
         """Why states are not being made, with what helps; else None."""

@@ -27,6 +27,7 @@ from cdc.errors import HeadwaterError, ProtocolError, SourceError, SourceUnreach
 from cdc.inbox.writerside import Inbox, check_names
 from cdc.ingest.definitions import Evolving
 from cdc.ingest.intake import Intake
+from cdc.ingest.logged import LoggedTables
 from cdc.ingest.meter import Meter
 from cdc.ingest.preparation import Preparation
 from cdc.ingest.round import Round, begun
@@ -148,8 +149,9 @@ def _capture(
                 now = preparation.run()
                 if coordinator is None:
                     evolving.start()
+                    logged = LoggedTables(lambda: closing(open_reader(settings.log.dir)), protection.as_it_would_be_logged)
                     coordinator = SnapshotCoordinator(
-                        settings.source, feed, progress, Requests(settings.log.dir), stop, refused=evolving.refused
+                        settings.source, feed, progress, Requests(settings.log.dir), stop, refused=evolving.refused, logged=logged
                     )
                     meter.tables = _Selected(evolving, coordinator, meter.status)
                     coordinator.start()

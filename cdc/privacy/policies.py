@@ -171,15 +171,19 @@ class Protection:
         if known is not None:
             return known
         self._refuse(self._problem(table) or self._lost(table) or self.undecided.barred(table))
-        out = self.undecided.columns(table)
-        policies = self._policies.get(table.qualified, {})
-        columns = (self._column(column, policies.get(column.name, "keep")) for column in table.columns if column.name not in out)
-        logged = replace(table, columns=tuple(column for column in columns if column is not None))
+        logged, policies = self.as_it_would_be_logged(table), self._policies.get(table.qualified, {})
         self._protected[table.oid] = {c.name: c.attnum for c in table.columns if policies.get(c.name, "keep") != "keep"}
         if self._policies:
             self.undecided.decide([table])
         self._logged[table] = logged
         return logged
+
+    def as_it_would_be_logged(self, table: Table) -> Table:
+        """The same for whoever only looks, from any thread: nothing is decided, and nothing refused."""
+        out = self.undecided.columns(table)
+        policies = self._policies.get(table.qualified, {})
+        columns = (self._column(column, policies.get(column.name, "keep")) for column in table.columns if column.name not in out)
+        return replace(table, columns=tuple(column for column in columns if column is not None))
 
     def protect(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch of the source's values (``batch_schema`` of the raw table) as what may be logged (``batch_schema`` of ``logged``)."""

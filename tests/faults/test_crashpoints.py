@@ -85,7 +85,7 @@ def test_capture(
         if point in BEFORE:
             one.start(crash=BEFORE[point])
             assert reach(one, work, lambda: one.process is not None and one.process.poll() is not None), BEFORE[point]
-        if point.startswith(("capture.reload_", "log.history.")):
+        if point.startswith(("capture.reload_", "log.history.", "snapshot.table.announced", "snapshot.sweep.")):
             ask_for_a_reload(one)
         if point.startswith("log.rollover."):
             one.segment_bytes = 4096  # the timeline's file is full after 512 bytes; a slow capture makes few groups
@@ -183,6 +183,7 @@ def ask_for_a_reload(one: Lab) -> None:
     one.converge()
     one.end()
     one.drop_slot()
+    one.connection.execute("delete from accounts where id in (select id from accounts order by id limit 3)")
     assert one.start().wait(DEADLINE_S) == Stopped.exit_code
     stops.clear(one.folder / "run", StopState.SLOT_MISSING)
     reloads.request(one.folder / "log", StopState.SLOT_MISSING)

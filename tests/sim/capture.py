@@ -85,7 +85,7 @@ class Capture:
             self._intake = Intake(folder, self.writer, self._memory, self.feed, Silent(), course.clock, inbox)
             self._intake.catch_up()
             unless_alive.pop_all()
-        self.reader = Reader(course, source, self.feed, self.progress)
+        self.reader = Reader(course, source, self.feed, self.progress, log)
 
     # --- the stream -----------------------------------------------------------------------------------------------------------------
 

@@ -53,7 +53,8 @@ class Checker:
     source: Source
     disk: ModelDisk
     asked: Collection[Key] = ()
-    """Keys of rows that somebody asked to be read again: for those that do not exist the log gets a delete."""
+    """Keys of rows that somebody asked to be read again: for those that do not exist the log gets a delete. So it may for any row of a table that
+    was read again in place of what the log had."""
     complete: dict[int, int] = field(default_factory=dict)
     """Tables whose snapshot is finished → where the WAL stood then: from that commit on all their rows are in the log (an empty table is
     finished at once, though the log may still be where it had rows)."""
@@ -207,7 +208,8 @@ class Checker:
         reads = 0
         for entry in entries:
             at_watermark = entry.lsn in (ends_at, cut.commit_lsn)
-            if entry.op == Op.READ or (entry.op == Op.DELETE and at_watermark and entry.key in self.asked):
+            looked_for = entry.key in self.asked or entry.oid in self._rewritten
+            if entry.op == Op.READ or (entry.op == Op.DELETE and at_watermark and looked_for):
                 reads += 1
                 if not at_watermark:
                     raise Violation("g", f"{entry} entered elsewhere than at its watermark")

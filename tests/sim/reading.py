@@ -7,6 +7,7 @@ answer is given, and before it is heard.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from random import Random
@@ -16,6 +17,8 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
+from cdc.ingest.logged import LoggedTables
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import Op
 from cdc.model.selection import matches
 from cdc.model.table import Table
@@ -25,6 +28,7 @@ from snapshots.catalog import Look, SourceTable
 from snapshots.copy import Block, read_rows
 from snapshots.feed import SnapshotFeed, Watermarks
 from snapshots.jobs import Board, Job
+from snapshots.logged import next_keys
 from snapshots.plan import RANGE_PARTS, KeyList, PageRange
 from snapshots.progress import SnapshotProgress
 from snapshots.session import Unreachable
@@ -66,7 +70,9 @@ QUICK: Final = 0.6
 class Reader:
     """One capture process's snapshot. ``session`` lasts as long as its connections do."""
 
-    def __init__(self, course: Course, source: Source, feed: SnapshotFeed, progress: SnapshotProgress) -> None:
+    def __init__(
+        self, course: Course, source: Source, feed: SnapshotFeed, progress: SnapshotProgress, log: EmbeddedLogReader
+    ) -> None:
         self.chunks = 0
         self.refused = 0
         self.not_admitted = 0
@@ -78,6 +84,7 @@ class Reader:
         self._source = source
         self._chance = chance = course.chance
         self.asking = course.asking
+        self.logged = LoggedTables(lambda: nullcontext(log))
         self._settings = _Settings(course.ways.chunk_rows, course.ways.workers)
         self._now = 0.0
         self._agenda = Agenda(self._settings, feed, progress, self.asking, clock=lambda: self._now)
@@ -245,6 +252,11 @@ class _Server:
             steps.Emit: lambda _, request: source.emit(request.content),
             steps.Finished: lambda _, request: None if request.started.over else _LATER,
             steps.NextBlock: lambda thread, _: next(thread.blocks, None),
+            steps.NextKeys: lambda _, request: next_keys(request.keys),
+            steps.Since: lambda _, request: told.logged.since(request.source.table, request.source.index),
+            steps.Unread: lambda _, request: told.logged.unread(
+                request.source.table, request.source.index, request.since, lambda: None
+            ),
             steps.NextJob: lambda *_: self._board.take() or _LATER,
             steps.Pause: self._pause,
             steps.Rollback: lambda thread, _: thread.unlock(),

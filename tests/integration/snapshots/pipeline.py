@@ -19,6 +19,7 @@ from cdc.capture.feedback import Feedback
 from cdc.capture.stream import Connection, Stream
 from cdc.capture.toast import ToastMemory
 from cdc.ingest.intake import Intake
+from cdc.ingest.logged import LoggedTables
 from cdc.ingest.loop import Ingest
 from cdc.ingest.meter import Meter
 from cdc.log.embedded.reader import EmbeddedLogReader
@@ -99,7 +100,13 @@ class Pipeline:
         self.meter = Meter(folder / "run", self.source.slot, self.progress)
         self.requests = Requests(folder)
         self.coordinator = SnapshotCoordinator(
-            self.source, self.feed, self.progress, self.requests, self.stop, log_has_begun=bool(self.writer.head.commit_lsn)
+            self.source,
+            self.feed,
+            self.progress,
+            self.requests,
+            self.stop,
+            log_has_begun=bool(self.writer.head.commit_lsn),
+            logged=LoggedTables(lambda: contextlib.closing(EmbeddedLogReader(folder))),
         )
         self._thread = Thread(target=self._guarded, name="ingest", daemon=True)
 

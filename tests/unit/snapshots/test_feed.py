@@ -240,10 +240,12 @@ def test_rows_of_another_table_of_that_name_refuse_the_chunks_that_are_open(feed
     assert chunk.state is (State.REFUSED if another else State.ENTERED)
 
 
-def test_an_emptying_mark_enters_as_a_schema_record(feed: SnapshotFeed) -> None:
-    feed.ready(Chunk(b"chunk:1", feed.open(T), empties=True), ())
+@pytest.mark.parametrize("empties", [True, False])
+def test_an_announcement_enters_as_a_schema_record(feed: SnapshotFeed, empties: bool) -> None:
+    change = SchemaChange(T, Kind.REWRITTEN, empties=empties)
+    feed.ready(Chunk(b"chunk:1", feed.open(T), announces=change), ())
     (record,) = feed.chunk_at(Watermark(b"chunk:1", 50)) or ()
-    assert schema_change_of(place([record], Position(9), 50, 0)[0]) == SchemaChange(T, Kind.REWRITTEN, empties=True)
+    assert schema_change_of(place([record], Position(9), 50, 0)[0]) == change
 
 
 def test_changes_of_another_shape_before_a_held_row_do_not_let_it_go(feed: SnapshotFeed) -> None:

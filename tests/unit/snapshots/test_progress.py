@@ -126,6 +126,33 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
         SnapshotProgress(tmp_path)
 
 
+def test_what_is_looked_for_at_the_end_outlives_a_restart_of_the_reading(tmp_path: Path) -> None:
+    progress = SnapshotProgress(tmp_path, interval_s=0.0)
+    progress.begin(SOURCE, "files")
+    progress.restart(T.oid, empties=True)
+    before = progress.run(T.oid)
+    assert progress.announced(T.oid, before, 40)
+    progress.restart(T.oid)
+    run = progress.run(T.oid)
+    progress.swept(T.oid, before)  # late words of the reading before
+    assert not progress.announced(T.oid, before, 50)
+    again = SnapshotProgress(tmp_path)
+    assert (again.empties(T.oid), again.since(T.oid)) == (False, 40)
+    progress.swept(T.oid, run)
+    assert SnapshotProgress(tmp_path).since(T.oid) == 0
+
+
+def test_a_table_whose_rows_cannot_be_looked_for_is_read_again_and_emptied(tmp_path: Path) -> None:
+    progress = SnapshotProgress(tmp_path, interval_s=0.0)
+    run = progress.begin(SOURCE, "files").number
+    progress.announced(T.oid, run, 40)
+    progress.cannot_sweep(T.oid, run + 1)
+    assert not progress.outright(T.oid)
+    progress.cannot_sweep(T.oid, run)
+    again = SnapshotProgress(tmp_path)
+    assert (again.empties(T.oid), again.outright(T.oid), again.since(T.oid), again.finished(T.oid)) == (True, True, 0, False)
+
+
 def test_forget(tmp_path: Path) -> None:
     progress = SnapshotProgress(tmp_path)
     progress.begin(SOURCE, "files")

@@ -16,9 +16,9 @@ from snapshots.catalog import Look, SourceTable
 from snapshots.feed import SnapshotFeed, Watermarks
 from snapshots.jobs import Board, Job, Task, page_tasks
 from snapshots.locks import Locks
-from snapshots.plan import PageRange, Pages
+from snapshots.plan import Key, KeyList, MissingKeys, PageRange, Pages
 from snapshots.progress import SnapshotProgress
-from snapshots.queries import Begin, End
+from snapshots.queries import Begin, End, KeyTypes
 from snapshots.session import Unreachable
 from snapshots.steps import Request, RowsRead, Steps, drive
 from snapshots.throttle import Throttle
@@ -35,12 +35,21 @@ class Purpose:
     def __init__(self) -> None:
         self.advanced: list[tuple[Task, int]] = []
         self.finished = False
+        self.unsweepable = False
         self.error: psycopg.Error | None = None
 
     def show(self, rows: int) -> None: ...
 
     def advance(self, task: Task, rows: int) -> None:
         self.advanced.append((task, rows))
+
+    since = 0
+
+    def swept(self) -> None:
+        self.since = 0
+
+    def cannot_sweep(self) -> None:
+        self.unsweepable = True
 
     def finish(self) -> bool:
         self.finished = True
@@ -248,3 +257,64 @@ def test_steps_that_are_dropped_do_nothing_any_more(tmp_path: Path) -> None:
         request = reader.send(world.answer(request))
     reader.close()
     assert world.pages == []
+
+
+class Sweeping(World):
+    """The log has rows, and the source no longer has all of them."""
+
+    def __init__(self, folder: Path, pieces: list[list[Key] | None]) -> None:
+        super().__init__(folder)
+        self.purpose.since = 40
+        self.pieces = iter(pieces)
+        self.problem: psycopg.Error | None = None
+
+    def answer(self, request: Request) -> object:
+        match request:
+            case KeyTypes():
+                return ("int", "text")
+            case steps.NextKeys():
+                return next(self.pieces, [])
+            case steps.Copy(part=KeyList() | MissingKeys()):
+                self.asked.append(request)
+                if self.problem is not None:
+                    raise self.problem
+                self.rows = iter(())
+                return None
+        return super().answer(request)
+
+    @property
+    def looked_for(self) -> list[tuple[type, Op, list[Key]]]:
+        copies = [one for one in self.asked if isinstance(one, steps.Copy) and not isinstance(one.part, PageRange)]
+        return [(type(one.part), one.op, list(one.part.keys)) for one in copies]  # type: ignore[union-attr]
+
+
+def test_what_the_log_has_of_unread_rows_is_looked_for_once_all_is_read(tmp_path: Path) -> None:
+    keys: list[Key] = [("1", "x"), ("2", "y")]
+    world = Sweeping(tmp_path, [keys, keys[:1], []])
+    world.run()
+    assert world.pages == [0, 1, 2, 3]
+    assert world.looked_for == [
+        (KeyList, Op.READ, keys),
+        (MissingKeys, Op.DELETE, keys),
+        (KeyList, Op.READ, keys[:1]),
+        (MissingKeys, Op.DELETE, keys[:1]),
+    ]
+    first = next(
+        number for number, one in enumerate(world.asked) if isinstance(one, steps.Copy) and not isinstance(one.part, PageRange)
+    )
+    assert sum(isinstance(one, End) for one in world.asked[:first]) == 4
+    assert world.purpose.since == 0
+    assert world.purpose.finished
+
+
+@pytest.mark.parametrize(
+    "problem", [psycopg.errors.InvalidTextRepresentation("a key"), psycopg.errors.CheckViolation("a key"), None]
+)
+def test_a_table_whose_rows_cannot_be_looked_for_is_given_up(tmp_path: Path, problem: psycopg.Error | None) -> None:
+    world = Sweeping(tmp_path, [[("1", "x")] if problem is not None else None])
+    world.problem = problem
+    world.run()
+    assert world.purpose.unsweepable
+    assert not world.purpose.finished
+    assert world.purpose.error is None
+    assert not world.board.busy
