@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cdc.commands import audit, doctor, follow, init, log, plan, resume, run, snapshot, status, wait
+from cdc.commands import audit, dlq, doctor, follow, init, log, plan, resume, run, snapshot, status, wait
 from cdc.commands.invocation import Invocation
 from cdc.commands.logsetup import configure_logs
 from cdc.version import VERSION
@@ -48,4 +48,5 @@ app.command("status")(status.status)
 app.command("audit")(audit.audit)
 app.command("plan")(plan.plan)
 app.command("resume")(resume.resume)
+app.add_typer(dlq.app, name="dlq")
 app.add_typer(log.app, name="log")
