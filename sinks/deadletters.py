@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from cdc.errors import StoreError
 from cdc.model.batch import OP, Op
 from cdc.model.position import Position
+from cdc.model.topic import TopicSchema
 from sinks.contract import DeadLetter
 
 LETTERS_MAX: Final = 10_000
@@ -111,6 +112,11 @@ class LetterBox(Protocol):
         """Writes one row, or takes it away where it is a DELETE, in the place of a letter's: under the definition that the topic has in the
         store, at its own change's position. Returns why the store cannot hold it, without its values, and None once it does. Only changes after
         what is applied win against it. Raises StoreError."""
+        ...
+
+    def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
+        """Each row's place as letters name it (``Letter.key``), utf8. ``keys``: the key's columns as ``Sink.as_held`` has them, of a plain key
+        (``sinks.render.meaning.plain_key``)."""
         ...
 
 

@@ -514,6 +514,10 @@ class MemorySink:
         unit.rows[key] = (row.column(POSITION)[0].as_py(), None if gone else content)
         return None
 
+    def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
+        parts = [keys.column(column.name) for column in schema.key]
+        return join_key(parts, ":" if len(parts) > 1 else "")
+
     # --- reading ---------------------------------------------------------------------------------------------------------------------
 
     def make_visible(self) -> None: ...

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from cdc.crashpoint import crashpoint
 from cdc.log.contract import LogReader
 from cdc.model.position import Cut
 from cdc.model.topic import TopicSchema
@@ -45,7 +44,6 @@ class Deciding:
             request = letterrequests.request(run_dir, store, name)
             if request is not None:
                 answers = tuple(self.answers(request))
-                crashpoint("follower.letters.decided")
                 letterrequests.answer(run_dir, store, name, answers)
         return bool(names)
 
@@ -74,7 +72,6 @@ class Deciding:
     def _replay(self, letter: Letter, row: pa.RecordBatch) -> str | None:
         refused = self.box.put(row)
         if refused is None:
-            crashpoint("follower.letters.put")
             self.box.forget([letter.id])
         elif letter.state is LetterState.ASIDE and refused != letter.reason:
             self.box.keep(replace(letter, reason=refused))
@@ -88,7 +85,6 @@ class Deciding:
             return f"the store has no column {unknown[0]} of {letter.table}, or it is in the key"
         refused = self.box.put(corrected(row, schema, values))
         if refused is None:
-            crashpoint("follower.letters.put")
             self.box.keep(_decided(replace(letter, values=values), LetterState.EDITED, request.by))
         return refused
 
@@ -99,7 +95,6 @@ class Deciding:
                 return "the log no longer has this change"
             if (refused := self.box.put(as_deletes(row))) is not None:
                 return refused
-            crashpoint("follower.letters.put")
         if letter.state is not LetterState.ACCEPTED:
             self.box.keep(_decided(replace(letter, values={}), LetterState.ACCEPTED, by))
         return None

@@ -51,7 +51,7 @@ class Reporter:
         self._rates = Rate(clock.monotonic())
         self._lock = threading.Lock()
         self._reported: FollowerStatus | None = None
-        self._letters: Sequence[Letter] = ()
+        self._letters: Sequence[Letter] | None = None
         self._commit_at = float("-inf")
         """When a commit was last written."""
 
@@ -117,8 +117,10 @@ class Reporter:
         if found is self._letters:
             return
         self._letters = found
-        self.status.aside = [_of_table(table, found) for table in sorted({one.table for one in found})]
-        self.report()
+        aside = [_of_table(table, found) for table in sorted({one.table for one in found})]
+        if aside != self.status.aside:
+            self.status.aside = aside
+            self.report()
 
     def committed(self, cut: Cut, outcome: Outcome) -> None:
         """The store holds everything up to ``cut``."""

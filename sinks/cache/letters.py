@@ -6,12 +6,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import pyarrow as pa
+
 from cdc.model.position import Position
 from sinks.cache import ledger
 from sinks.cache.server import Server
 from sinks.cache.transactions import RedisTransactions
 from sinks.cache.wire import command
 from sinks.deadletters import Letter, Letters, LetterState
+from sinks.render.texts import Texts
 
 _ROWS: Final = "#rows"
 """Ends the field that counts the changes of a table that is set aside."""
@@ -90,6 +93,11 @@ class CacheLetters:
         self.known.remove(ids)
         fields = [field for one in ids for field in (one, f"{one}{_ROWS}")]
         return [command("HDEL", self._key, *fields)] if ids else []
+
+
+def name_texts(names: Texts) -> pa.Array:
+    """Names of keys, utf8."""
+    return names.to_array().cast(pa.large_utf8()).cast(pa.utf8())
 
 
 def _letter(name: str, fields: Mapping[str, str]) -> Letter | None:

@@ -17,7 +17,7 @@ from cdc.crashpoint import crashpoint
 from cdc.model.batch import OP, POSITION, Op, last_position, topic_schema
 from cdc.model.position import Position
 from sinks.cache.keytemplate import TableKeys
-from sinks.cache.letters import CacheLetters
+from sinks.cache.letters import CacheLetters, name_texts
 from sinks.cache.resp import Frame, Limits, RequestPart, RowFrames, deletions, parts_of
 from sinks.cache.transactions import Chain, RedisTransactions
 from sinks.cache.values import Form, Written
@@ -147,7 +147,7 @@ class Rowwriter:
         known = self.letters.known
         if not reasons and not known.of(topic):
             return [], ()
-        named = names.to_array().cast(pa.binary()).cast(pa.utf8(), safe=False)
+        named = name_texts(names)
         dead, now = sorted(reasons), time.time()
         letters = tuple(
             Letter(topic, Position(int(positions[row])), reasons[row], named[row].as_py(), now) for row in last_of_keys(named, dead)

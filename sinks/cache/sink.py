@@ -26,7 +26,7 @@ from sinks.cache import erasure, ledger, neighbours, resp, rowreader
 from sinks.cache.barriers import CacheBarriers
 from sinks.cache.fence import FenceAnswer, Writer, answer
 from sinks.cache.ledger import CacheLedger, Projection
-from sinks.cache.letters import CacheLetters
+from sinks.cache.letters import CacheLetters, name_texts
 from sinks.cache.options import Options
 from sinks.cache.rowwriter import Rowwriter
 from sinks.cache.seenkeys import SeenKeys
@@ -303,6 +303,9 @@ class CacheSink:
         if not known.holds(schema.topic):
             return known.aside.get(schema.topic, "the store does not hold the table")
         return self._writing.put(known.chain(schema.topic), row, known.keys(schema), self._form)
+
+    def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
+        return name_texts(self._known.keys(schema).texts_of_keys(keys))
 
     def _barriers(self) -> CacheBarriers:
         if self._epoch is None or self._log is None:

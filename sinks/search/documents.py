@@ -23,6 +23,12 @@ PAGE_ROWS: Final = 2000
 SCROLL_KEEP_ALIVE: Final = "5m"
 
 
+def ids_of_keys(keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
+    """The documents' ids. ``keys``: the key's columns as canonical text."""
+    parts = [keys.column(column.name) for column in schema.key]
+    return document_ids(join_key(parts, ":" if len(parts) > 1 else ""))
+
+
 class Documents:
     """Reads them in one store."""
 
@@ -41,8 +47,7 @@ class Documents:
         if not plain_key(schema):
             return rows_with_keys(self.scan(schema), keys, schema)
         index = self._tables.find(schema)
-        parts = [keys.column(column.name) for column in schema.key]
-        ids = document_ids(join_key(parts, ":" if len(parts) > 1 else "")).to_pylist()
+        ids = ids_of_keys(keys, schema).to_pylist()
         found: list[Any] = []
         for start in range(0, len(ids) if index is not None else 0, PAGE_ROWS):
             assert index is not None

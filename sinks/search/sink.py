@@ -47,7 +47,7 @@ from sinks.search import bulk, conditional, fields
 from sinks.search.aside import Aside
 from sinks.search.barriers import SearchBarriers
 from sinks.search.conditional import Conflict
-from sinks.search.documents import Documents
+from sinks.search.documents import Documents, ids_of_keys
 from sinks.search.indices import APART, Indices
 from sinks.search.ledger import Entry, SearchLedger
 from sinks.search.looks import StoreLooks
@@ -268,6 +268,9 @@ class SearchSink:
         refused = self._aside.put(row, self._choices.style(topic_schema(row.schema)))
         self.commit(self._tables.held.applied)  # ends the stretch that the row was written in
         return refused
+
+    def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
+        return ids_of_keys(keys, schema)
 
     def applied(self) -> Cut:
         return self._looks.applied(writing=self._epoch is not None) if self._tables.followed.begun else ZERO_CUT
