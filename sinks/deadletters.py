@@ -1,21 +1,209 @@
-"""Dead letters, which record a change that a store cannot hold: where it is and why. Its content stays in the log, found by its position."""
+"""Dead letters: which rows a store cannot hold, where their changes stand in the log, and what an operator has decided about them.
+
+A letter is one row's, by its key. Its values stay in the log, found by the position; only what an operator has corrected stands in the letter.
+
+- **The store holds nothing** under the key of a letter, neither the older row nor a part of the new one. So what a store shows is what the
+  log says, whatever it was built from and in which steps; what it cannot show is missing, and named.
+- **A later change of that key replaces it**: changes are whole rows, so one that the store can hold is all that it needs, and a delete leaves
+  nothing to hold. One that it cannot hold either becomes the letter. A TRUNCATE, and whatever writes a table's rows again, ends its letters.
+- **They are bounded**: a store that would keep more than ``LETTERS_MAX`` stops, for then the store is at fault, not the rows.
+
+docs/decisions/dead-letters.md tells why.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.errors import StoreError
+from cdc.model.batch import OP, Op
+from cdc.model.position import Position
+from cdc.model.topic import TopicSchema
 from sinks.contract import DeadLetter
 
-
-def letter_id(letter: DeadLetter) -> str:
-    """The same for the same change, so that a replay does not add to them."""
-    return f"{letter.table}@{letter.position}"
+LETTERS_MAX: Final = 10_000
+"""Of one store."""
 
 
-def letter_json(letter: DeadLetter) -> str:
-    return json.dumps({"table": letter.table, "position": letter.position, "reason": letter.reason}, separators=(",", ":"))
+class LetterState(StrEnum):
+    """What became of a letter."""
+
+    ASIDE = "set aside"
+    EDITED = "edited"
+    """The store holds a row that an operator has corrected."""
+    ACCEPTED = "accepted"
+    """An operator is content that the store does not hold the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One row's. Nothing here but ``key`` and ``values`` comes from the row."""
+
+    table: str
+    position: Position
+    """The place of the change in the log."""
+    reason: str
+    key: str = ""
+    """The row's place in the store: a document's id, the name of a key. Empty for a table that is set aside as a whole, and in letters of
+    versions that did not write it."""
+    at_s: float = 0.0
+    """When it was set aside: Unix time, seconds. 0: not known."""
+    state: LetterState = LetterState.ASIDE
+    by: str = ""
+    """Who decided that it is no longer merely set aside, and ``decided_s``, when."""
+    decided_s: float = 0.0
+    values: Mapping[str, str | None] = field(default_factory=dict)
+    """The columns that an operator has corrected, as canonical text."""
+    rows: int = 1
+    whole_table: bool = False
+    """The store cannot hold any row of the table; it does once it can (``rows``: so many changes were passed over)."""
+
+    @property
+    def id(self) -> str:
+        """The same for the same change, so that a replay does not add to them."""
+        return self.table if self.whole_table else f"{self.table}@{self.position}"
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "values": dict(self.values)}, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Letter:
+        """Raises ValueError, KeyError, TypeError for what nobody here wrote."""
+        raw = json.loads(text)
+        return cls.of({name: value for name, value in raw.items() if name in cls.__dataclass_fields__})
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any]) -> Letter:
+        """As ``from_json``."""
+        found = {**raw, "position": Position(int(raw["position"])), "state": LetterState(raw.get("state", LetterState.ASIDE))}
+        return cls(**found)
+
+    def as_outcome(self) -> DeadLetter:
+        return DeadLetter(self.table, self.position, self.reason)
+
+
+@runtime_checkable
+class LetterBox(Protocol):
+    """A sink whose store may be unable to hold a row. Opened for writing, but for ``letters``."""
+
+    def letters(self) -> tuple[Letter, ...]:
+        """Every letter of the store. A writer's: as it has left them, and the same object for as long as nothing changes; else read now, also
+        by a sink that is not open."""
+        ...
+
+    def keep(self, letter: Letter) -> None:
+        """Replaces the letter of this id. Durable on return."""
+        ...
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Removes these letters. Durable on return; those that are gone already are fine."""
+        ...
+
+    def put(self, row: pa.RecordBatch) -> str | None:
+        """Writes one row, or takes it away where it is a DELETE, in the place of a letter's: under the definition that the topic has in the
+        store, at its own change's position. Returns why the store cannot hold it, without its values, and None once it does. Only changes after
+        what is applied win against it. Raises StoreError."""
+        ...
+
+    def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
+        """Each row's place as letters name it (``Letter.key``), utf8. ``keys``: the key's columns as ``Sink.as_held`` has them, of a plain key
+        (``sinks.render.meaning.plain_key``)."""
+        ...
+
+
+def box_of(sink: object) -> LetterBox | None:
+    """The sink as a box of letters; None where its store can hold every row."""
+    return sink if isinstance(sink, LetterBox) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Of each change of a batch whether the store holds it, or a later one of its key (``there``), and whether it was written now."""
+
+    there: npt.NDArray[np.bool_]
+    written: npt.NDArray[np.bool_]
+
+
+class Letters:
+    """One writer's knowledge of its store's letters, by id and by key."""
+
+    def __init__(self, store: str, found: Iterable[Letter] = ()) -> None:
+        self._store = store
+        self.by_id: dict[str, Letter] = {one.id: one for one in found}
+        self._all: tuple[Letter, ...] | None = None
+
+    @property
+    def all(self) -> tuple[Letter, ...]:
+        """The same object for as long as nothing changes."""
+        if self._all is None:
+            self._all = tuple(self.by_id.values())
+        return self._all
+
+    def add(self, letters: Iterable[Letter]) -> None:
+        self.by_id |= {one.id: one for one in letters}
+        self._all = None
+
+    def remove(self, ids: Iterable[str]) -> None:
+        for one in ids:
+            self.by_id.pop(one, None)
+        self._all = None
+
+    def of(self, topic: str) -> list[Letter]:
+        return [one for one in self.by_id.values() if one.table == topic]
+
+    def before(self, topic: str, position: int) -> list[str]:
+        """The ids of those that a change of the table as a whole ends."""
+        return [one.id for one in self.of(topic) if one.position < position]
+
+    def ended(self, topic: str, keys: Callable[[], pa.Array], positions: npt.NDArray[np.int64], taken: Taken) -> list[str]:
+        """The ids of those that these changes of the topic end: the store has taken a later one of their key, or itself, now that it can.
+
+        ``keys``: gives each change's, and is asked only where the topic has letters; ``taken``: which changes the store has taken, and which of them changed it.
+        """
+        mine = {one.key: one for one in self.of(topic) if one.key}
+        if not mine:
+            return []
+        named = keys()
+        at = np.flatnonzero(pc.is_in(named, value_set=pa.array(list(mine), named.type)))
+        found = []
+        for row, key in zip(at.tolist(), named.take(pa.array(at)).to_pylist(), strict=True):
+            letter, position = mine[key], int(positions[row])
+            if taken.there[row] and (position > letter.position or (position == letter.position and taken.written[row])):
+                found.append(letter.id)
+        return found
+
+    def refuse_too_many(self, fresh: Collection[Letter]) -> None:
+        """Raises StoreError when there would be more than a store may have."""
+        added = sum(one.id not in self.by_id for one in fresh)
+        if added and len(self.by_id) + added > LETTERS_MAX:
+            raise StoreError(
+                f"store {self._store} has {len(self.by_id)} dead letters, and {added} more would be too many",
+                retryable=False,
+                hint=f"see what they have in common (cdc dlq ls {self._store}), put that right in the store, then resume",
+            )
+
+
+def last_of_keys(keys: pa.Array, rows: Sequence[int]) -> list[int]:
+    """Those of ``rows`` (numbers within the batch) that no later row of the batch has the key of. ``keys``: every row's."""
+    at = np.flatnonzero(pc.is_in(keys, value_set=keys.take(pa.array(rows, pa.int64()))))
+    last = dict(zip(keys.take(pa.array(at)).to_pylist(), at.tolist(), strict=True))
+    return [row for row in rows if last[keys[row].as_py()] == row]
+
+
+def as_deletes(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows as deletes; columns that are not of the key stay, and no store looks at them."""
+    at = rows.schema.get_field_index(OP)
+    gone: npt.NDArray[np.int8] = np.full(len(rows), int(Op.DELETE), np.int8)
+    return rows.set_column(at, rows.schema.field(at), pa.array(gone))
 
 
 def check_share(store: str, letters: Iterable[DeadLetter], rows: int, *, share_max: float, rows_min: int) -> None:

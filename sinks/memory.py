@@ -11,13 +11,16 @@ whole (the warehouse): rows show only after ``commit``.
 from __future__ import annotations
 
 import json
+import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field
 
 from cdc.errors import StoreError
 from cdc.log.contract import LogReader, Topic
@@ -28,18 +31,22 @@ from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
-from sinks.barrier import TableBarrier, barrier_of, carry_out
+from sinks.barrier import RowsBefore, TableBarrier, barrier_of, carry_out
 from sinks.contract import DeadLetter, EpochPassed, Outcome, Shape, Traits, audit_schema
+from sinks.deadletters import Letter, Letters
 from sinks.followedlog import refuse_missed
 from sinks.render.rowtext import join_key, row_keys, row_text, rows_of_nothing
 from sinks.reshape import reshaped
 
 Row = dict[str, str | None]
+TOO_LONG: Final = "longer than row_bytes_max"
 
 
 class Options(StoreOptions):
     staged: bool = False
     sequenced: bool = False
+    row_bytes_max: int = Field(0, ge=0)
+    """A row whose text is longer cannot be held; 0: any can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,7 @@ class Call:
     """The same under the present history: what the call brings is of that one. For a call that covers what it brings, the mark behind it."""
     sequenced: bool
     covers: bool
+    row_bytes_max: int = 0
 
     @property
     def reshapes(self) -> bool:
@@ -99,11 +107,12 @@ class TableUnit(Unit):
     shape: Shape | None = None
     reach: Position = START
     """Nobody who knew this unit's mark wrote anything beyond this position. Where calls are sequenced, everything up to it was written."""
+    letters: Letters = field(default_factory=lambda: Letters("twin"))
     calls: dict[str, int] = field(default_factory=dict)
     """Writer → the number up to which all of its calls were taken: a copy from before one of them shows by it."""
 
     def copied(self) -> TableUnit:
-        return replace(self, rows=dict(self.rows), calls=dict(self.calls))
+        return replace(self, rows=dict(self.rows), letters=Letters("twin", self.letters.all), calls=dict(self.calls))
 
     @property
     def shape_at(self) -> Position:
@@ -137,21 +146,39 @@ class TableUnit(Unit):
             self.mark = self.mark if call.covers else call.now
         if self.calls.get(call.writer, 0) == call.number - 1:
             self.calls[call.writer] = call.number
-        outcome = sum((self.write(batch) for batch in call.batches), Outcome(0))
+        outcome = sum((self.write(batch, call.row_bytes_max) for batch in call.batches), Outcome(0))
         if call.covers:
             self.cover(call.now)
         return outcome
 
-    def write(self, batch: pa.RecordBatch) -> Outcome:
+    def write(self, batch: pa.RecordBatch, row_bytes_max: int = 0) -> Outcome:
         schema = topic_schema(batch.schema)
         if (barrier := barrier_of(batch, None if self.shape is None else self.shape.schema)) is not None:
             reached = max(self.mark.cut.position, self.shape_at if barrier.defines else self.floor)
+            if barrier.position > reached and barrier.rows is RowsBefore.GONE:
+                self.letters.remove(self.letters.before(schema.topic, barrier.position))
             return carry_out(barrier, self) if barrier.position > reached else Outcome(0, stale=1)
         texts = row_text(batch, schema)
         keys = row_keys(texts, batch, schema).to_pylist()
         changes = zip(batch.column(POSITION).to_pylist(), batch.column(OP).to_pylist(), keys, texts.to_pylist(), strict=True)
-        applied = sum(self._change(position, op, key, row) for position, op, key, row in changes)
-        return Outcome(applied, stale=len(batch) - applied)
+        applied, dead = 0, dict[str, DeadLetter]()
+        for position, op, key, row in changes:
+            held = op == Op.DELETE or fits(row, row_bytes_max)
+            if not self._change(position, op if held else Op.DELETE, key, row):
+                continue
+            applied += 1
+            dead.pop(key, None)
+            if not held or self.letters.by_id:
+                letter = Letter(schema.topic, Position(position), TOO_LONG, key, time.time())
+                self._settle(letter, held=held)
+                dead |= {} if held else {key: letter.as_outcome()}
+        return Outcome(applied - len(dead), len(batch) - applied, tuple(dead.values()))
+
+    def _settle(self, letter: Letter, *, held: bool) -> None:
+        """A change was taken: the letters of its key end, and it becomes one where it cannot be held."""
+        self.letters.remove([one.id for one in self.letters.of(letter.table) if one.key == letter.key])
+        if not held:
+            self.letters.add([letter])
 
     def _change(self, position: int, op: int, key: str, row: Row) -> bool:
         """Whether the change took effect: not covered by a commit or a truncate, and the newest of its key."""
@@ -417,7 +444,8 @@ class MemorySink:
         known = self._known[topic]
         now, number = mark or self._lineage().mark(known.mark.cut), known.calls + 1
         call = Call(
-            topic, tuple(batches), known.reach, upto, self._id, number, self._epoch, known.mark, now, self.traits.sequenced, mark is not None
+            topic, tuple(batches), known.reach, upto, self._id, number, self._epoch, known.mark, now, self.traits.sequenced, mark is not None,
+            self._options.row_bytes_max,
         )  # fmt: skip
         answer, outcome = self.send(call)
         match answer:
@@ -466,6 +494,34 @@ class MemorySink:
     def _lost(self) -> StoreError:
         return StoreError(f"store {self.name} has lost something, or was restored", retryable=True)
 
+    # --- dead letters (``sinks.deadletters.LetterBox``) --------------------------------------------------------------------------------
+
+    def letters(self) -> tuple[Letter, ...]:
+        return tuple(one for unit in self._store.tables.values() for one in unit.letters.all)
+
+    def keep(self, letter: Letter) -> None:
+        self._refuse_others()
+        self._unit(letter.table).letters.add([letter])
+
+    def forget(self, ids: Collection[str]) -> None:
+        self._refuse_others()
+        for unit in self._store.tables.values():
+            unit.letters.remove(ids)
+
+    def put(self, row: pa.RecordBatch) -> str | None:
+        self._refuse_others()
+        schema = topic_schema(row.schema)
+        unit, texts = self._unit(schema.topic), row_text(row, schema)
+        key, content, gone = row_keys(texts, row, schema)[0].as_py(), texts.to_pylist()[0], row.column(OP)[0].as_py() == Op.DELETE
+        if not gone and not fits(content, self._options.row_bytes_max):
+            return TOO_LONG
+        unit.rows[key] = (row.column(POSITION)[0].as_py(), None if gone else content)
+        return None
+
+    def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
+        parts = [keys.column(column.name) for column in schema.key]
+        return join_key(parts, ":" if len(parts) > 1 else "")
+
     # --- reading ---------------------------------------------------------------------------------------------------------------------
 
     def make_visible(self) -> None: ...
@@ -493,6 +549,10 @@ def traits(options: Options) -> Traits:
 
 def make(name: str, options: Options) -> MemorySink:
     return MemorySink(name, options)
+
+
+def fits(row: Row, row_bytes_max: int) -> bool:
+    return not row_bytes_max or len(json.dumps(row)) <= row_bytes_max
 
 
 def _batch(rows: list[Row], schema: TopicSchema) -> pa.RecordBatch:

@@ -14,9 +14,10 @@ from functools import partial
 import psycopg
 import pyarrow as pa
 
+from cdc.audit.deadletters import KnownLetters, without
 from cdc.audit.engine import Side, key_indices, suspects
 from cdc.audit.findings import Progress, Report, RowDifference, Scanned, TableAudit, Tally
-from cdc.audit.suspects import Settling
+from cdc.audit.suspects import Differing, Settling
 from cdc.errors import SourceError
 from cdc.model.evolution import differences
 from cdc.model.position import Cut, Lsn, format_lsn
@@ -25,6 +26,7 @@ from cdc.model.topic import TopicSchema
 from cdc.privacy.policies import Protection
 from cdc.source.rows import SourceRows
 from sinks.contract import Sink, audit_schema
+from sinks.deadletters import LetterState
 from sinks.holding import ALL, Holding
 
 
@@ -74,6 +76,20 @@ class TableInWork:
     lsn: Lsn
     applied: Cut
     differences: list[RowDifference] = field(default_factory=list)
+    letters: Counter[LetterState] = field(default_factory=Counter)
+    """Keys that differ as their dead letters say."""
+
+    def set_apart(self, differing: Differing, known: KnownLetters) -> Differing:
+        """Counts those that dead letters explain, which are no drift; returns the others."""
+        states = known.among(differing, self.target.schema)
+        for at, state in enumerate(states):
+            if state is not None:
+                self.letters[state] += 1
+                if differing.kind(at) == "missing":
+                    self.settling.missing -= int(differing.surplus[at])
+                else:
+                    self.settling.different -= 1
+        return without(differing, states)
 
     def result(self) -> TableAudit:
         settling = self.settling
@@ -93,6 +109,9 @@ class TableInWork:
                 different=settling.different,
                 unsettled=settling.open,
                 in_flight=self.found - settling.open - settling.keys_differing,
+                aside=self.letters[LetterState.ASIDE],
+                edited=self.letters[LetterState.EDITED],
+                accepted=self.letters[LetterState.ACCEPTED],
             ),
             columns=dict(Counter(name for difference in self.differences for name in difference.columns)),
             differences=tuple(self.differences),

@@ -13,7 +13,8 @@
                 ``repeated`` (rows of the database that are equal to another, which the comparison leaves out), ``missing`` (rows
                 that the store lacks), ``extra`` (rows that only the store has), ``different`` (keys whose rows have other values),
                 ``unsettled`` (keys that changed in every look, so that nothing can be said of them), ``in_flight`` (keys that
-                differed in the scan and agreed afterwards), ``columns`` ({name: in how many of ``differences``}),
+                differed in the scan and agreed afterwards), ``aside``, ``edited``, ``accepted`` (keys of dead letters, which are counted in none of the
+                others: rows that the store cannot hold, or holds as an operator has corrected them), ``columns`` ({name: in how many of ``differences``}),
                 ``differences`` (the first few: [{``kind``: missing | extra | different, ``key``: {column: text}, ``columns``:
                 [name]}]), ``lsn``, ``position`` (of the last look), ``seconds``, ``rows_per_s``}]
 ==============  ==============================================================================================================
@@ -73,6 +74,9 @@ class Tally:
     different: int = 0
     unsettled: int = 0
     in_flight: int = 0
+    aside: int = 0
+    edited: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.audit.comparison import SourceSide, TableInWork
+from cdc.audit.deadletters import KnownLetters
 from cdc.audit.engine import key_indices
 from cdc.audit.findings import Progress, Report, RowDifference
 from cdc.audit.suspects import Differing, KeyLook, joined, look
@@ -49,6 +50,7 @@ def settle(
         with snapshot(database.connection) as lsn:
             before = [_source_look(database, sink, audited, seed) for audited in left]
         applied = caught_up(lsn)
+        letters = KnownLetters.of(sink)
         sink.make_visible()
         stored = []
         for audited in left:
@@ -60,7 +62,8 @@ def settle(
         for audited, source, store, again in zip(left, before, stored, after, strict=True):
             audited.lsn, audited.applied = lsn, applied
             differing = audited.settling.round(source.seen, store.seen, again.seen)
-            audited.differences += _explain(audited, differing, source.rows, store.rows)
+            drift = audited.set_apart(differing, letters.also(sink) if differing.keys.num_rows else letters)
+            audited.differences += _explain(audited, drift, source.rows, store.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cdc.commands import audit, doctor, follow, init, log, plan, preview, resume, run, schema, snapshot, status, wait
+from cdc.commands import audit, dlq, doctor, follow, init, log, plan, preview, resume, run, schema, snapshot, status, wait
 from cdc.commands.invocation import Invocation
 from cdc.commands.logsetup import configure_logs
 from cdc.version import VERSION
@@ -50,4 +50,5 @@ app.command("plan")(plan.plan)
 app.command("preview")(preview.preview)
 app.command("schema")(schema.schema)
 app.command("resume")(resume.resume)
+app.add_typer(dlq.app, name="dlq")
 app.add_typer(log.app, name="log")

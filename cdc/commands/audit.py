@@ -71,6 +71,8 @@ def _verdict(table: TableAudit) -> str:
         repeated = (
             f"; {counted(scanned.repeated, 'row')} of the database {repeat}, which a store holds once as the table has no key"
         )
+    if letters := tally.aside + tally.edited + tally.accepted:
+        unsettled += f", {counted(letters, 'dead letter')} apart ({tally.edited} edited, {tally.accepted} accepted)"
     if table.equal:
         return f"equal{distinct}, {rows}{unsettled}{repeated}"
     counts = f"{tally.missing} missing, {tally.extra} extra, {tally.different} different"

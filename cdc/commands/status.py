@@ -99,7 +99,7 @@ def lines(report: Report) -> Iterator[str]:
     for follower in report.followers:
         lag = follower.lag
         behind = f"{counted(lag.changes, 'change')}, {size(lag.bytes)}, {seconds(lag.seconds)} behind" if lag else "has not begun"
-        yield f"follower {follower.store} ({follower.kind}): {_state(follower)} at {follower.position}, {behind}, {follower.dead} set aside"
+        yield f"follower {follower.store} ({follower.kind}): {_state(follower)} at {follower.position}, {behind}, {follower.undecided} set aside"
     yield from _loading_lines(report)
     for process in report.processes:
         yield f"process {process.name}: {process.state}, pid {process.pid or '-'}, {counted(process.restarts, 'restart')}"
@@ -128,7 +128,7 @@ def _cells(follower: FollowerReport) -> tuple[str, ...]:
         *behind,
         f"{follower.rows_per_s:.0f}",
         str(follower.written),
-        str(follower.dead),
+        str(follower.undecided),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
 from cdc.errors import HeadwaterError, LogReplaced, Stopped, StopState, StoreError
 from cdc.follow.apply import StoreWriter
+from cdc.follow.letters import Deciding
 from cdc.follow.reporter import Show, written
 from cdc.log.contract import COMES_WITH_CAPTURE, selected
 from cdc.model.position import ZERO_CUT, Cut
@@ -20,6 +21,7 @@ from cdc.state import rebuilds
 from cdc.state.lease import Lease, LeaseHeld
 from sinks import make_sink
 from sinks.contract import EpochPassed, Sink
+from sinks.deadletters import Letter, LetterBox, box_of
 from sinks.heldlog import HeldLog
 
 
@@ -74,6 +76,19 @@ class Opening:
     def sink(self) -> Sink:
         """Made when it is opened: options that no store can be made with, such as an invalid address, are this store's concern alone."""
         return self._ports.sink(self._store, self._options)
+
+    @cached_property
+    def _box(self) -> LetterBox | None:
+        return box_of(self.sink)
+
+    def letters(self) -> Sequence[Letter]:
+        """The open store's dead letters: the same object for as long as they do not change."""
+        return () if self._box is None else self._box.letters()
+
+    def decide_letters(self, applied: Cut) -> None:
+        """Carries out what operators have asked about dead letters. Raises StoreError."""
+        if self._box is not None and Deciding(self.sink, self._box, self._reader, applied).all_asked(self._run_dir):
+            self.number += 1  # so that workers read them again
 
     @property
     def epoch(self) -> int:

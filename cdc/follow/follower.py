@@ -278,6 +278,8 @@ class Follower:
             # Opened again, so that the sink forgets what it thought to know, too.
             self._opening.close()
             yield from self._ensure_open()
+        self._opening.decide_letters(self.applied)
+        self._reporter.letters(self._opening.letters())
         self._looked_at = now
 
     def _adopt(self, applied: Cut) -> None:
@@ -285,6 +287,7 @@ class Follower:
         self.applied = applied
         self._looked_at = self._clock.monotonic()
         self._reporter.found(applied)
+        self._reporter.letters(self._opening.letters())
 
     def _advance(self, end: Cut, slices: Slices | None) -> Iterator[Step]:
         yield from self._ensure_open()
@@ -307,4 +310,5 @@ class Follower:
         self._sink.commit(cut)
         crashpoint("follower.committed")
         self.applied = cut
+        self._reporter.letters(self._opening.letters())
         self._reporter.committed(cut, outcome)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -22,8 +23,9 @@ from cdc.follow.stride import Rate
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.state import status, stops
 from cdc.state.approvals import ask
-from cdc.state.status import FollowerStatus
+from cdc.state.status import FollowerStatus, TableLetters
 from sinks.contract import Outcome
+from sinks.deadletters import Letter, LetterState
 
 COMMITS_S: Final = 0.1
 """Commits that follow each other closely are written this often."""
@@ -49,6 +51,7 @@ class Reporter:
         self._rates = Rate(clock.monotonic())
         self._lock = threading.Lock()
         self._reported: FollowerStatus | None = None
+        self._letters: Sequence[Letter] | None = None
         self._commit_at = float("-inf")
         """When a commit was last written."""
 
@@ -109,6 +112,16 @@ class Reporter:
         if lower:
             self.report()  # at once: somebody may be waiting for what the store has lost
 
+    def letters(self, found: Sequence[Letter]) -> None:
+        """The store's dead letters as they are now; costs nothing while they are the same object."""
+        if found is self._letters:
+            return
+        self._letters = found
+        aside = [_of_table(table, found) for table in sorted({one.table for one in found})]
+        if aside != self.status.aside:
+            self.status.aside = aside
+            self.report()
+
     def committed(self, cut: Cut, outcome: Outcome) -> None:
         """The store holds everything up to ``cut``."""
         self.status.written += outcome.written
@@ -140,8 +153,15 @@ def _beginning(run_dir: Path, store: str, kind: str) -> FollowerStatus:
     if seen is not None and seen.kind == kind:
         now.position, now.commit_lsn, now.commit_ts_us = seen.position, seen.commit_lsn, seen.commit_ts_us
         now.moved_at = seen.moved_at
-        now.dead = seen.dead  # what was set aside stays so over a restart
+        now.dead, now.aside = seen.dead, seen.aside  # what was set aside stays so over a restart
     return now
+
+
+def _of_table(table: str, letters: Sequence[Letter]) -> TableLetters:
+    mine = [one for one in letters if one.table == table]
+    states = Counter(one.state for one in mine)
+    since = min((one.at_s for one in mine if one.state is LetterState.ASIDE), default=0.0)
+    return TableLetters(table, len(mine), states[LetterState.EDITED], states[LetterState.ACCEPTED], since)
 
 
 def _of_one_part(stopped: Stopped, part: str) -> str | None:

@@ -165,6 +165,26 @@ def _followers(followers: Iterable[FollowerReport]) -> Iterator[Metric]:
         "store",
         "outcome",
     )
+    letters = [(f.store, one) for f in known for one in sorted(f.aside, key=lambda one: -one.letters)[:MAX_TABLES]]
+    yield gauge(
+        "headwater_store_dead_letters",
+        "Rows that the store cannot hold now: aside (nobody has decided about them), edited, accepted.",
+        [
+            ((store, one.table, state), count)
+            for store, one in letters
+            for state, count in (("aside", one.undecided), ("edited", one.edited), ("accepted", one.accepted))
+        ],
+        "store",
+        "table",
+        "state",
+    )
+    yield gauge(
+        "headwater_store_oldest_dead_letter_timestamp_seconds",
+        "When the oldest of them that nobody has decided about was set aside.",
+        [((store, one.table), one.oldest_at) for store, one in letters],
+        "store",
+        "table",
+    )
     yield counter(
         "headwater_store_batches",
         "Batches committed since the follower started.",

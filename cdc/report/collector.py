@@ -20,6 +20,7 @@ from cdc.report.shape import (
     CaptureReport,
     FollowerReport,
     Lag,
+    LettersReport,
     LogReport,
     ProcessReport,
     Report,
@@ -196,6 +197,7 @@ def _follower(parts: _Statuses, name: str, store: StoreOptions, reader: LogReade
         rows_per_s=rows_per_s,
         updated_at=saved.updated_at,
         catch_up=catch_up_of(lag, held, status.unread_rows(parts.capture, store.tables), rows_per_s),
+        aside=tuple(LettersReport(one.table, one.letters, one.edited, one.accepted, one.oldest_at or None) for one in saved.aside),
     )
 
 

@@ -89,8 +89,8 @@ def _of_follower(
             yield from _living(label, follower.state, follower.error, child)
         else:
             yield _dead(label, follower.state, follower.error, child, silent_s.get(part))
-    if follower.dead:
-        yield f"store {follower.store} set {counted(follower.dead, 'change')} aside → cdc audit {follower.store} names the rows"
+    if follower.undecided:
+        yield f"store {follower.store} set {counted(follower.undecided, 'change')} aside → cdc dlq ls {follower.store} names them"
 
 
 def _living(label: str, state: str, error: str | None, child: ProcessReport | None) -> Iterator[str]:

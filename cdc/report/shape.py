@@ -24,7 +24,8 @@
 ``followers``  [{``store``, ``kind``, ``state``, ``alive``, ``stop``, ``error``, ``position``, ``commit_lsn``, ``commit_ts``, ``lag``:
                {``changes``, ``bytes``, ``seconds``} (the log's head against the store's applied position; bytes and changes of the store's own
                tables; seconds = age of the oldest commit not yet applied; null before the follower's first word), ``written``,
-               ``stale``, ``dead``, ``batches``, ``rows_per_s``, ``catch_up`` (null unless the store is far behind, as in its first load:
+               ``stale``, ``dead`` (set aside since the store was empty), ``aside`` (dead letters now: [{``table``, ``letters``, of which
+               ``edited`` and ``accepted`` by an operator, ``oldest_at`` of the others}]), ``batches``, ``rows_per_s``, ``catch_up`` (null unless the store is far behind, as in its first load:
                {``done``, ``total`` (changes of its tables, and rows that are still to be read), ``rows_per_s``, ``eta_s`` (null = not known yet)}),
                ``updated_at``}], one for each store of the configuration
 ``stops``      [{``name`` (what `cdc resume` takes), ``state``, ``part``, ``message``, ``hint``, ``since``}]
@@ -149,6 +150,21 @@ def catch_up_of(lag: Lag | None, held: int, unread: int, rows_per_s: float) -> C
 
 
 @dataclass(frozen=True, slots=True)
+class LettersReport:
+    """One table's dead letters in a store. ``oldest_at``: of those that nobody has decided about; null without one."""
+
+    table: str
+    letters: int
+    edited: int
+    accepted: int
+    oldest_at: float | None
+
+    @property
+    def undecided(self) -> int:
+        return self.letters - self.edited - self.accepted
+
+
+@dataclass(frozen=True, slots=True)
 class FollowerReport:
     store: str
     kind: str
@@ -167,6 +183,12 @@ class FollowerReport:
     rows_per_s: float
     updated_at: float
     catch_up: CatchUp | None = None
+    aside: tuple[LettersReport, ...] = ()
+
+    @property
+    def undecided(self) -> int:
+        """Dead letters that nobody has decided about."""
+        return sum(one.undecided for one in self.aside)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,18 @@ class TableProgress(_Told):
 
 
 @dataclass(slots=True)
+class TableLetters(_Told):
+    """One table's dead letters in a store: ``letters`` in all, of which an operator has corrected or accepted some."""
+
+    table: str
+    letters: int
+    edited: int = 0
+    accepted: int = 0
+    oldest_at: float = 0.0
+    """When the oldest that nobody has decided about was set aside: Unix time, seconds; 0: there is none."""
+
+
+@dataclass(slots=True)
 class CaptureStatus(_Told):
     """Written by the capture process when something has changed, and every ``BEAT_S``."""
 
@@ -124,6 +136,8 @@ class FollowerStatus(_Told):
     written: int = 0
     stale: int = 0
     dead: int = 0
+    aside: list[TableLetters] = field(default_factory=list)
+    """The store's dead letters as they are now, by table."""
     batches: int = 0
     rows_per_s: float = 0.0
     moved_at: float = 0.0
@@ -167,7 +181,7 @@ class SupervisorStatus(_Told):
     foreign: list[str] = field(default_factory=list)
 
 
-_Entry = TypeVar("_Entry", TableProgress, ProcessStatus)
+_Entry = TypeVar("_Entry", TableProgress, TableLetters, ProcessStatus)
 
 
 BEAT_S: Final = 2.0
@@ -270,7 +284,10 @@ def read_follower(run_dir: Path, store: str) -> FollowerStatus | None:
     if raw is None:
         return None
     status = FollowerStatus(store)
-    status.foreign = status.take(raw)
+    # Missing where no version before has written it.
+    aside, foreign = _entries(raw.pop("aside", []), "aside", TableLetters("", 0))
+    status.foreign = [*status.take(raw), *foreign]
+    status.aside = aside
     return status
 
 

@@ -23,12 +23,12 @@ from sinks.barrier import RowsBefore, TableBarrier, barrier_of, carry_out
 from sinks.cache import ledger, neighbours, sweep
 from sinks.cache.keytemplate import TableKeys
 from sinks.cache.ledger import Base, Projection
-from sinks.cache.rowwriter import Letters, Rowwriter
+from sinks.cache.rowwriter import Found, Rowwriter
 from sinks.cache.server import Server
 from sinks.cache.standing import CacheStanding
 from sinks.cache.transactions import RedisTransactions
 from sinks.cache.values import form_of
-from sinks.contract import Outcome, Shape
+from sinks.contract import DeadLetter, Outcome, Shape
 
 
 class CacheBarriers:
@@ -146,19 +146,21 @@ class _Steps:
     def rows_before(self, barrier: TableBarrier) -> Iterator[pa.RecordBatch]:
         return self.pieces.rows(barrier.schema, Position(barrier.position - 1))
 
-    def write_again(self, barrier: TableBarrier, rows: Iterable[pa.RecordBatch]) -> Letters:
+    def write_again(self, barrier: TableBarrier, rows: Iterable[pa.RecordBatch]) -> tuple[DeadLetter, ...]:
         assert self.keys is not None
         known, topic = self.known, barrier.schema.topic
         self.pieces.begin(topic, barrier.shape)
         if known.holds(topic) and not self._same_names(topic):
             self.pieces.sweep(topic, barrier.position)
+        self.pieces.end_letters(topic, barrier.position)
         dead = self.pieces.write(topic, rows, self.keys, barrier.position)
         crashpoint("cache.schema.rewritten")
-        return dead
+        return tuple(letter.as_outcome() for letter in dead)
 
     def raise_floor(self, barrier: TableBarrier) -> None:
         """Rows that were written again stand under the names that the former ones had, or those are gone."""
         if barrier.rows is RowsBefore.GONE:
+            self.pieces.end_letters(barrier.schema.topic, barrier.position)
             self.pieces.sweep(barrier.schema.topic, barrier.position)
 
     def set_shape(self, barrier: TableBarrier) -> None:
@@ -208,9 +210,14 @@ class _Pieces:
         """Every row as of ``upto``."""
         self.write(shape.topic, self.rows(shape, upto), keys)
 
-    def write(self, topic: str, rows: Iterable[pa.RecordBatch], keys: TableKeys, until: Position | None = None) -> Letters:
+    def write(self, topic: str, rows: Iterable[pa.RecordBatch], keys: TableKeys, until: Position | None = None) -> Found:
         """``until``: the position of the change that asks for it."""
         return self._writing.rewrite(self._known.chain(topic), rows, keys, form_of(self._known.projection), until)
+
+    def end_letters(self, topic: str, position: Position) -> None:
+        """A change of the table as a whole leaves none of its dead letters."""
+        if commands := self._writing.letters.ended_before(topic, position):
+            self._run(topic, commands, position)
 
     def begin(self, topic: str, coming: Shape) -> None:
         self._run(topic, [self._transactions.set({f"coming:{topic}": ledger.encode_shape(coming)})], coming.position)
@@ -220,6 +227,8 @@ class _Pieces:
         known = self._known
         kept = {"prefix": keys.prefix if keys is not None else "", "aside": why}
         given |= {f"{kind}:{topic}": text for kind, text in kept.items() if text}
+        if not why and (left := self._writing.letters.table_held(topic)):
+            self._run(topic, left, position)
         self.finish(topic, position, given, [f"coming:{topic}", *(f"{kind}:{topic}" for kind, text in kept.items() if not text)])
         known.coming.pop(topic, None)
         for held, text in ((known.prefixes, kept["prefix"]), (known.aside, kept["aside"])):
@@ -235,7 +244,8 @@ class _Pieces:
     def record(self, topic: str, shape: Shape, prefix: str) -> None:
         known = self._known
         given = {f"shape:{topic}": ledger.encode_shape(shape), f"prefix:{topic}": prefix}
-        self._run(topic, [self._transactions.set(given), self._transactions.remove(f"aside:{topic}")])
+        held = self._writing.letters.table_held(topic)
+        self._run(topic, [self._transactions.set(given), self._transactions.remove(f"aside:{topic}"), *held])
         known.shapes[topic], known.prefixes[topic] = shape, prefix
         known.aside.pop(topic, None)
 

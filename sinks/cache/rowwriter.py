@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.model.batch import OP, POSITION, Op, last_position, topic_schema
 from cdc.model.position import Position
-from sinks.cache import ledger
 from sinks.cache.keytemplate import TableKeys
+from sinks.cache.letters import CacheLetters, name_texts
 from sinks.cache.resp import Frame, Limits, RequestPart, RowFrames, deletions, parts_of
 from sinks.cache.transactions import Chain, RedisTransactions
-from sinks.cache.values import Form
-from sinks.cache.wire import command
+from sinks.cache.values import Form, Written
 from sinks.contract import DeadLetter, Outcome
-from sinks.deadletters import letter_id, letter_json
+from sinks.deadletters import Letter, Taken, last_of_keys
 from sinks.render.jsonrows import Texts
 
 LIMITS: Final = Limits(rows=500, bytes=1 << 19)
@@ -36,27 +37,30 @@ GROWTH: Final = 4
 VALUE_BYTES_MAX: Final = 512 << 20
 """The server's own limit of one value (proto-max-bulk-len)."""
 
-Letters = tuple[DeadLetter, ...]
+Found = tuple[Letter, ...]
+Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class _Making:
-    """How rows become parts. ``moves``: with the table's progress, which they otherwise leave as it is."""
+    """How rows become parts. ``moves``: with the table's progress, which they otherwise leave as it is. ``lettered``: with what is said of dead
+    letters."""
 
     keys: TableKeys
     form: Form
     moves: bool
+    lettered: bool = True
 
 
 class Rowwriter:
     """The writer of one sink's rows."""
 
-    def __init__(self, store: str, transactions: RedisTransactions) -> None:
-        self._letters = ledger.letters_of(store)
+    def __init__(self, letters: CacheLetters, transactions: RedisTransactions) -> None:
+        self.letters = letters
         self._transactions = transactions
         self._beside: ThreadPoolExecutor | None = None
 
-    def write(self, chain: Chain, batch: pa.RecordBatch, keys: TableKeys, form: Form) -> Letters:
+    def write(self, chain: Chain, batch: pa.RecordBatch, keys: TableKeys, form: Form) -> Found:
         """Puts a batch of the table's changes there, and moves its progress along.
 
         ``keys``: those of the batch's definition. Returns what could not be held: there is nothing under its key then, and a letter.
@@ -65,16 +69,23 @@ class Rowwriter:
 
     def rewrite(
         self, chain: Chain, batches: Iterable[pa.RecordBatch], keys: TableKeys, form: Form, until: int | None = None
-    ) -> Letters:
+    ) -> Found:
         """Puts these rows there, and leaves the table's progress where it is. ``until``: see ``Transactions.stream``."""
         return self._write(chain, batches, _Making(keys, form, moves=False), until)
 
-    def _write(self, chain: Chain, batches: Iterable[pa.RecordBatch], making: _Making, until: int | None = None) -> Letters:
+    def _write(self, chain: Chain, batches: Iterable[pa.RecordBatch], making: _Making, until: int | None = None) -> Found:
         frame = self._transactions.frame(chain.topic, moves=making.moves)
-        found: list[DeadLetter] = []
+        found: list[Letter] = []
         crashpoint("cache.write.begun")
         self._transactions.stream(chain, self._streamed(partial(self._parts, chain.topic, frame), batches, making, found), until)
         return tuple(found)
+
+    def put(self, chain: Chain, row: pa.RecordBatch, keys: TableKeys, form: Form) -> str | None:
+        """Puts one row there, or takes it away, and says nothing of dead letters. Returns why the server cannot hold it; None once it does."""
+        refused = next(iter(_reasons(form.write(row, topic_schema(row.schema)), row).values()), None)
+        if refused is None:
+            self._write(chain, [row], _Making(keys, form, moves=False, lettered=False))
+        return refused
 
     def delete(self, chain: Chain, names: Iterable[Texts], until: int | None = None) -> None:
         """Takes these keys away, and leaves the table's progress where it is."""
@@ -85,14 +96,10 @@ class Rowwriter:
         """Counts rows of a table that the store cannot hold, names the table once, and moves on. A delete of such a row is done."""
         deleted = fresh.column(OP).to_numpy() == int(Op.DELETE)
         lost = fresh.column(POSITION).to_numpy()[~deleted].tolist()
-        letters = tuple(DeadLetter(chain.topic, Position(position), reason) for position in lost)
-        commands = []
-        if letters:
-            commands.append(command("HSETNX", self._letters, chain.topic, letter_json(letters[0])))
-            commands.append(command("HINCRBY", self._letters, f"{chain.topic}#rows", len(letters)))
+        commands = self.letters.of_table(chain.topic, reason, lost)
         part = self._transactions.part(chain.topic, commands, last_position(fresh))
         self._transactions.stream(chain, [part])
-        return Outcome(len(fresh) - len(letters), 0, letters)
+        return Outcome(len(fresh) - len(lost), 0, tuple(DeadLetter(chain.topic, Position(position), reason) for position in lost))
 
     def close(self) -> None:
         if self._beside is not None:
@@ -101,10 +108,10 @@ class Rowwriter:
 
     def _streamed(
         self,
-        parts_of_slice: Callable[[_Making, pa.RecordBatch], tuple[list[RequestPart], Letters]],
+        parts_of_slice: Callable[[_Making, pa.RecordBatch], tuple[list[RequestPart], Found]],
         batches: Iterable[pa.RecordBatch],
         making: _Making,
-        found: list[DeadLetter],
+        found: list[Letter],
     ) -> Iterator[RequestPart]:
         """The parts of all slices; those of the next slice are made in a thread beside."""
         slices = _slices(batches)
@@ -124,25 +131,43 @@ class Rowwriter:
             self._beside = ThreadPoolExecutor(1, "cache-rows")
         return self._beside
 
-    def _parts(self, topic: str, frame: Frame, making: _Making, batch: pa.RecordBatch) -> tuple[list[RequestPart], Letters]:
+    def _parts(self, topic: str, frame: Frame, making: _Making, batch: pa.RecordBatch) -> tuple[list[RequestPart], Found]:
         written = making.form.write(batch, topic_schema(batch.schema))
-        positions = batch.column(POSITION).to_numpy()
+        reasons, positions = _reasons(written, batch), batch.column(POSITION).to_numpy()
+        names = making.keys.texts(batch)
         gone = batch.column(OP).to_numpy() == int(Op.DELETE)
-        dead = (np.diff(written.texts.offsets) > VALUE_BYTES_MAX) & ~gone
-        reasons = dict.fromkeys(np.flatnonzero(dead).tolist(), f"value over {VALUE_BYTES_MAX} bytes")
-        if written.items is not None:
-            empty = (written.items == 0) & ~gone
-            reasons |= dict.fromkeys(np.flatnonzero(empty).tolist(), "a hash has no fields when every column is NULL")
-            dead |= empty
-        letters = tuple(DeadLetter(topic, Position(int(positions[row])), reason) for row, reason in sorted(reasons.items()))
-        rows = RowFrames(making.keys.texts(batch), written.texts, (gone | dead).astype(np.uint8), positions, written.items)
-        return [*self._lettered(topic, letters), *parts_of(frame, rows, LIMITS)], letters
+        gone[list(reasons)] = True
+        commands, letters = self._lettered(topic, positions, names, reasons) if making.lettered else ([], ())
+        rows = RowFrames(names, written.texts, gone.astype(np.uint8), positions, written.items)
+        first = [self._transactions.part(topic, commands)] if commands else []
+        return [*first, *parts_of(frame, rows, LIMITS)], letters
 
-    def _lettered(self, topic: str, letters: Letters) -> list[RequestPart]:
-        if not letters:
-            return []
-        items = [item for letter in letters for item in (letter_id(letter), letter_json(letter))]
-        return [self._transactions.part(topic, [command("HSET", self._letters, *items)])]
+    def _lettered(self, topic: str, positions: Positions, names: Texts, reasons: Mapping[int, str]) -> tuple[list[bytes], Found]:
+        """What is said of dead letters before the rows are written: should they not be, all of it is done again."""
+        known = self.letters.known
+        if not reasons and not known.of(topic):
+            return [], ()
+        named = name_texts(names)
+        dead, now = sorted(reasons), time.time()
+        letters = tuple(
+            Letter(topic, Position(int(positions[row])), reasons[row], named[row].as_py(), now) for row in last_of_keys(named, dead)
+        )
+        there = np.ones(len(positions), np.bool_)
+        held = there.copy()
+        held[dead] = False
+        ended = known.ended(topic, lambda: named, positions, Taken(there, held))
+        return self.letters.settled(letters, ended), letters
+
+
+def _reasons(written: Written, batch: pa.RecordBatch) -> dict[int, str]:
+    """Row → why the server cannot hold it."""
+    gone = batch.column(OP).to_numpy() == int(Op.DELETE)
+    dead = (np.diff(written.texts.offsets) > VALUE_BYTES_MAX) & ~gone
+    reasons = dict.fromkeys(np.flatnonzero(dead).tolist(), f"value over {VALUE_BYTES_MAX} bytes")
+    if written.items is not None:
+        empty = (written.items == 0) & ~gone
+        reasons |= dict.fromkeys(np.flatnonzero(empty).tolist(), "a hash has no fields when every column is NULL")
+    return reasons
 
 
 def _slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -6,7 +6,7 @@ What a reader finds under a key is the row and nothing else (``sinks.cache.value
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -26,6 +26,7 @@ from sinks.cache import erasure, ledger, neighbours, resp, rowreader
 from sinks.cache.barriers import CacheBarriers
 from sinks.cache.fence import FenceAnswer, Writer, answer
 from sinks.cache.ledger import CacheLedger, Projection
+from sinks.cache.letters import CacheLetters, name_texts
 from sinks.cache.options import Options
 from sinks.cache.rowwriter import Rowwriter
 from sinks.cache.seenkeys import SeenKeys
@@ -34,6 +35,7 @@ from sinks.cache.standing import CacheStanding, could_be_the_same
 from sinks.cache.transactions import Answers, Commands, RedisTransactions, lost
 from sinks.cache.values import Form, form_of, shown
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, Traits
+from sinks.deadletters import Letter
 from sinks.followedlog import refuse_missed
 from sinks.render import jsonrows
 from sinks.render.choices import Choices
@@ -53,7 +55,8 @@ class CacheSink:
         self._choices = Choices(name, options.as_rules)
         self._server = Server(name, options)
         self._transactions = RedisTransactions(name, self._server)
-        self._writing = Rowwriter(name, self._transactions)
+        self._letters = CacheLetters(name, self._server, self._transactions)
+        self._writing = Rowwriter(self._letters, self._transactions)
         self._log: LogReader | None = None
         self._known = CacheStanding(name, self._projection)
         self._epoch: int | None = None
@@ -64,6 +67,7 @@ class CacheSink:
         jsonrows.warm_up()
         resp.warm_up()
         self._server.drop()
+        self._letters.reload()
         self._server.refuse_unfit()
         self._log, self._epoch = log, epoch
         self._known = CacheStanding(self.name, self._projection)
@@ -118,6 +122,7 @@ class CacheSink:
 
     def erase(self) -> None:
         erasure.erase(self.name, self._server, self._transactions)
+        self._letters.reload()
         self._known = CacheStanding(self.name, self._projection)
 
     def _take_over(self, epoch: int) -> None:
@@ -283,7 +288,31 @@ class CacheSink:
         if not known.holds(schema.topic):
             return self._writing.set_aside(chain, fresh, known.aside[schema.topic])
         dead = self._writing.write(chain, fresh, known.keys(schema), self._form)
-        return Outcome(len(fresh) - len(dead), 0, dead)
+        return Outcome(len(fresh) - len(dead), 0, tuple(letter.as_outcome() for letter in dead))
+
+    # -- dead letters (``sinks.deadletters.LetterBox``) ---------------------------------------------------------------
+
+    def letters(self) -> tuple[Letter, ...]:
+        return self._letters.read() if self._epoch is None else self._letters.known.all
+
+    def keep(self, letter: Letter) -> None:
+        self._barriers()
+        self._letters.keep(letter)
+
+    def forget(self, ids: Collection[str]) -> None:
+        self._barriers()
+        self._letters.forget(ids)
+
+    def put(self, row: pa.RecordBatch) -> str | None:
+        self._barriers()
+        self._refuse_another_history()
+        schema, known = topic_schema(row.schema), self._known
+        if not known.holds(schema.topic):
+            return known.aside.get(schema.topic, "the store does not hold the table")
+        return self._writing.put(known.chain(schema.topic), row, known.keys(schema), self._form)
+
+    def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
+        return name_texts(self._known.keys(schema).texts_of_keys(keys))
 
     def _barriers(self) -> CacheBarriers:
         if self._epoch is None or self._log is None:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from cdc.log.contract import LogReader
-from cdc.model.batch import topic_schema
+from cdc.model.batch import POSITION, topic_schema
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
 from sinks.cache.keytemplate import TableKeys
 from sinks.cache.ledger import Base
-from sinks.past import all_keys, rows_under
+from sinks.past import all_keys, rows_and_under, rows_under
 from sinks.render.jsonrows import Texts
 from sinks.render.rowtext import column_text, exact_values
 from sinks.reshape import origins
@@ -31,8 +31,9 @@ def names(log: LogReader, keys: TableKeys, base: Base, upto: Position) -> Iterat
 
 
 def rows(log: LogReader, shape: TopicSchema, upto: Position) -> Iterator[pa.RecordBatch]:
-    """The table's rows as of ``upto``, under this definition, as reads at ``upto``."""
-    return rows_under(log, shape, upto, upto)
+    """The table's rows as of ``upto``, under this definition, as reads at the positions of the changes that brought them."""
+    for own, batch in rows_and_under(log, shape, upto, upto):
+        yield batch.set_column(0, batch.schema.field(0), own.column(POSITION))
 
 
 def same_names(old: TableKeys, new: TableKeys) -> bool:

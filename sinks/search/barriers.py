@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +23,8 @@ from sinks.search.statements import Place
 from sinks.search.tables import Tables
 from sinks.search.wire import Cluster
 
-_Again = tuple[pa.RecordBatch, pa.Array | None]
-"""Rows to be written again, with their documents' ids where those are not the keys."""
+_Again = tuple[pa.RecordBatch, pa.Array | None, pa.Array]
+"""Rows to be written again, with their documents' ids where those are not the keys, and the positions of the changes that brought them."""
 
 
 class SearchBarriers:
@@ -43,6 +44,8 @@ class SearchBarriers:
         if barrier.position <= max(self._tables.held.of(topic), held.position if held is not None and barrier.defines else START):
             return Outcome(0, stale=1)
         barrier, steps = self._steps(barrier, new=held is None)
+        if barrier.rows is not RowsBefore.KEPT:
+            self._rows.letters.end(topic, barrier.position)
         return carry_out(barrier, steps)
 
     def replace_writers(self, which: list[Place]) -> bool:
@@ -87,16 +90,19 @@ class _Rewriting:
         """Rows without a key go by the position of the change that brought them."""
         log, schema, upto = self.tables.followed.log, barrier.schema, Position(barrier.position - 1)
         for own, batch in rows_and_under(log, schema, upto, barrier.position):
-            yield batch, None if schema.key else own.column(POSITION).cast(pa.utf8())
+            came = own.column(POSITION)
+            yield batch, None if schema.key else came.cast(pa.utf8()), came
 
     def write_into(self, writer: str, barrier: TableBarrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
         dead: tuple[DeadLetter, ...] = ()
-        for batch, ids in rows:
+        for batch, ids, came in rows:
             body = bulk.actions(batch, barrier.schema, self.tables.indices.style(barrier.schema), ids)
             verdicts = self.rows.write_all(writer, body, np.arange(len(batch)))
             if verdicts.count(Fate.FENCED):
                 raise StoreError(f"store {self.cluster.store}: another process replaces the write alias", retryable=True)
-            dead += self.rows.bury(barrier.schema, verdicts, batch.column(POSITION).to_numpy())
+            named = partial(bulk.ids_of, batch, barrier.schema, ids)
+            letters = self.rows.bury(barrier.schema, verdicts, came.to_numpy(), named)
+            dead += tuple(letter.as_outcome() for letter in letters)
         return dead
 
 

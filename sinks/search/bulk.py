@@ -69,11 +69,20 @@ def together(parts: Sequence[Verdicts]) -> Verdicts:
     return Verdicts(np.concatenate([p.rows for p in (none, *parts)]), np.concatenate([p.fates for p in (none, *parts)]), reasons)
 
 
-def actions(batch: pa.RecordBatch, schema: TopicSchema, style: Style, ids: pa.Array | None = None) -> Texts:
-    """Per row: the action's line and the document's. ``ids``: the documents' ids where they are not those of the rows' keys."""
-    ids = document_ids(keys(batch, schema)) if ids is None else ids
+def ids_of(batch: pa.RecordBatch, schema: TopicSchema, ids: pa.Array | None = None) -> pa.Array:
+    """The rows' documents' ids. ``ids``: where they are not those of the rows' keys."""
+    return document_ids(keys(batch, schema)) if ids is None else ids
+
+
+def actions(
+    batch: pa.RecordBatch, schema: TopicSchema, style: Style, ids: pa.Array | None = None, *, over_equal: bool = False
+) -> Texts:
+    """Per row: the action's line and the document's. ``ids``: as ``ids_of``. ``over_equal``: also in the place of a document of the same
+    version."""
+    ids = ids_of(batch, schema, ids)
+    kind = b"external_gte" if over_equal else b"external"
     head = [
-        Piece(string_texts(ids), before=b'{"index":{"version_type":"external","_id":"', after=b'","version":'),
+        Piece(string_texts(ids), before=b'{"index":{"version_type":"%s","_id":"' % kind, after=b'","version":'),
         Piece(position_texts(batch), after=b"}}\n"),
     ]
     document = document_pieces(batch, schema, style)

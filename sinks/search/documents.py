@@ -37,6 +37,12 @@ def _with_keys(rows: pa.RecordBatch, ids: pa.Array, schema: TopicSchema, choices
     return rows
 
 
+def ids_of_keys(keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
+    """The documents' ids. ``keys``: the key's columns as canonical text."""
+    parts = [keys.column(column.name) for column in schema.key]
+    return document_ids(join_key(parts, SEPARATOR if len(parts) > 1 else ""))
+
+
 class Documents:
     """Reads them in one store."""
 
@@ -55,8 +61,7 @@ class Documents:
         if not plain_key(schema):
             return rows_with_keys(self.scan(schema), keys, schema)
         index = self._tables.find(schema)
-        parts = [keys.column(column.name) for column in schema.key]
-        ids = document_ids(join_key(parts, SEPARATOR if len(parts) > 1 else "")).to_pylist()
+        ids = ids_of_keys(keys, schema).to_pylist()
         found: list[Any] = []
         for start in range(0, len(ids) if index is not None else 0, PAGE_ROWS):
             assert index is not None
@@ -71,8 +76,7 @@ class Documents:
         found = meant_rows(rows, schema, self._choices.style(schema))
         if all(column.shown for column in schema.key):
             return found
-        parts = [rows.column(column.name) for column in schema.key]
-        return _with_keys(found, document_ids(join_key(parts, SEPARATOR if len(parts) > 1 else "")), schema, self._choices)
+        return _with_keys(found, ids_of_keys(rows, schema), schema, self._choices)
 
     def _texts(self, hits: list[Any], schema: TopicSchema) -> pa.RecordBatch:
         style = self._choices.style(schema)

@@ -7,16 +7,13 @@ the ledger.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cdc.errors import StoreError
 from cdc.model.lineage import Mark
 from cdc.model.position import Cut, Lsn, Position
-from sinks.contract import DeadLetter
-from sinks.deadletters import letter_id, letter_json
+from sinks.search import letters
 from sinks.search.conditional import Change, Guarded, Stand, settle, word
 from sinks.search.names import Owner, index_name
 from sinks.search.wire import Cluster
@@ -49,12 +46,15 @@ class SearchLedger:
     def indices(self) -> tuple[str, str]:
         return self._index, self._dead
 
+    def letters(self) -> letters.SearchLetters:
+        """The store's dead letters, which stand beside it."""
+        return letters.SearchLetters(self._cluster, self._dead, _writers(self._dead))
+
     def create(self, log: str) -> None:
         """Idempotent."""
         meta = Owner(self._cluster.store, log, "").meta()
         self._create(self._index, {"_meta": meta, "dynamic": False})
-        dead = {"table": {"type": "keyword"}, "position": {"type": "long"}, "reason": {"type": "keyword"}}
-        self._create(self._dead, {"_meta": meta, "dynamic": False, "properties": dead})
+        self._create(self._dead, {"_meta": meta, "dynamic": False, "properties": letters.MAPPING})
 
     def read(self) -> Entry | None:
         """Reads it; None when it does not exist, or was damaged. Later changes are made from this state."""
@@ -96,17 +96,6 @@ class SearchLedger:
             "epoch": entry.epoch,
         }
         return Change(self.document, lambda nonce: {**said, "nonce": nonce}, word())
-
-    def bury(self, letters: Sequence[DeadLetter]) -> None:
-        """Records dead letters; returns once they are durable. Raises StoreError (retryable) when the cluster does not take them."""
-        lines = [text for letter in letters for text in (json.dumps({"index": {"_id": letter_id(letter)}}), letter_json(letter))]
-        body = ("\n".join(lines) + "\n").encode()
-        doing, params = "recording dead letters", {"require_alias": "true"}
-        found = self._cluster.ask(doing, "POST", f"/{_writers(self._dead)}/_bulk", body, params=params, ndjson=True)
-        if found["errors"]:
-            raise StoreError(
-                f"store {self._cluster.store} does not take its dead letters", retryable=True, hint="see the cluster's log"
-            )
 
     def _create(self, index: str, mappings: Mapping[str, Any]) -> None:
         alias = _writers(index)

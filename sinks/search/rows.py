@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
-from sinks.contract import DeadLetter
-from sinks.deadletters import check_share
+from sinks.deadletters import Letter, check_share, last_of_keys
 from sinks.render.jsonrows import Texts
 from sinks.retry import Fate
 from sinks.search import bulk
 from sinks.search.conditional import Conflict
-from sinks.search.ledger import SearchLedger
+from sinks.search.letters import SearchLetters
 from sinks.search.statements import Place
 from sinks.search.tables import Tables
 from sinks.search.wire import Cluster
@@ -37,10 +39,10 @@ class Rows:
     """Writes rows of one store. Thread-safe only as far as its own requests go out side by side."""
 
     def __init__(
-        self, cluster: Cluster, ledger: SearchLedger, tables: Tables, *, request_bytes: int, dead_share_max: float
+        self, cluster: Cluster, letters: SearchLetters, tables: Tables, *, request_bytes: int, dead_share_max: float
     ) -> None:
         self._cluster = cluster
-        self._ledger = ledger
+        self.letters = letters
         self._tables = tables
         self._request_bytes = request_bytes
         self._dead_share_max = dead_share_max
@@ -92,13 +94,23 @@ class Rows:
             raise failures[0]
         return bulk.together([future.result() for future in sent])
 
-    def bury(self, schema: TopicSchema, verdicts: bulk.Verdicts, positions: Positions) -> tuple[DeadLetter, ...]:
-        """Records the rows that the index can never hold."""
+    def bury(
+        self, schema: TopicSchema, verdicts: bulk.Verdicts, positions: Positions, ids: Callable[[], pa.Array]
+    ) -> tuple[Letter, ...]:
+        """Records the rows that the index can never hold, but for those that a later row of the batch replaces. ``positions``: of their
+        changes in the log; ``ids``: gives the documents' ids."""
         dead = np.sort(verdicts.of(Fate.DEAD)).tolist()
-        letters = tuple(DeadLetter(schema.topic, Position(int(positions[row])), verdicts.reasons[row]) for row in dead)
-        if letters:
-            check_share(self._cluster.store, letters, len(positions), share_max=self._dead_share_max, rows_min=DEAD_ROWS_MIN)
-            self._ledger.bury(letters)
+        if not dead:
+            return ()
+        named, now = ids(), time.time()
+        found = [
+            Letter(schema.topic, Position(int(positions[row])), verdicts.reasons[row], named[row].as_py(), now) for row in dead
+        ]
+        outcomes = [one.as_outcome() for one in found]
+        check_share(self._cluster.store, outcomes, len(positions), share_max=self._dead_share_max, rows_min=DEAD_ROWS_MIN)
+        last = set(last_of_keys(named, dead))
+        letters = tuple(letter for row, letter in zip(dead, found, strict=True) if row in last)
+        self.letters.set_aside(letters)
         return letters
 
     def _attempt(self, place: Place, body: Texts, rows: bulk.Rows, positions: Positions) -> bulk.Verdicts:

@@ -21,7 +21,7 @@ by a process that has slept loses to the versions, and to the fence once its row
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,15 +37,17 @@ from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, Traits
+from sinks.deadletters import Letter
 from sinks.followedlog import Followed
 from sinks.render import jsonrows
 from sinks.render.choices import Choices
 from sinks.render.rowtext import keys
 from sinks.retry import Fate
 from sinks.search import bulk, conditional, fields
+from sinks.search.aside import Aside
 from sinks.search.barriers import SearchBarriers
 from sinks.search.conditional import Conflict
-from sinks.search.documents import Documents
+from sinks.search.documents import Documents, ids_of_keys
 from sinks.search.indices import APART, Indices
 from sinks.search.ledger import Entry, SearchLedger
 from sinks.search.looks import StoreLooks
@@ -108,8 +110,13 @@ class SearchSink:
         overview = Overview(indices, followed, options.index, options.tables)
         self._tables = Tables(followed, indices, overview, Statements(self._cluster, followed), self._index_settings)
         self._rows = Rows(
-            self._cluster, self._ledger, self._tables, request_bytes=options.request_bytes, dead_share_max=options.dead_share_max
+            self._cluster,
+            self._ledger.letters(),
+            self._tables,
+            request_bytes=options.request_bytes,
+            dead_share_max=options.dead_share_max,
         )
+        self._aside = Aside(self._tables, self._rows)
         self._barriers = SearchBarriers(self._cluster, self._tables, self._rows)
         self._purging = Purging(self._cluster, self._tables, self._barriers, options.purge_after_s, clock)
         self._looks = StoreLooks(self._ledger, self._tables, clock)
@@ -128,6 +135,7 @@ class SearchSink:
             return ZERO_CUT
         tables.followed.begin(log, lineage, writing=epoch is not None)
         tables.forget()
+        self._rows.letters.reload()
         entry = self._ledger.read()
         if entry is not None:
             believed(entry.mark, lineage, f"store {self.name}")
@@ -157,6 +165,7 @@ class SearchSink:
         crashpoint("erasing.indices")
         indices.delete(self._ledger.indices)
         self._tables.known.clear()
+        self._rows.letters.reload()
 
     def prepare(self, schema: TopicSchema) -> None:
         self._writes()
@@ -205,14 +214,16 @@ class SearchSink:
         if len(fresh) == 0:
             return Outcome(0, stale=first)
         verdicts = self._rows.write(schema, place, bulk.actions(fresh, schema, self._choices.style(schema)), positions)
-        dead = self._rows.bury(schema, verdicts, positions)
-        return Outcome(verdicts.count(Fate.WRITTEN), verdicts.count(Fate.STALE) + first, dead)
+        letters = self._aside.settle(schema, fresh, verdicts)
+        written = verdicts.count(Fate.WRITTEN)
+        return Outcome(written, len(changes) - written - len(letters), tuple(one.as_outcome() for one in letters))
 
     def commit(self, cut: Cut) -> None:
         epoch, tables = self._writes(), self._tables
         self._settle()
         if self._options.workers_from_rows:
             tables.join(cut)
+            self._aside.compare()
         applied = tables.held.applied
         if order(cut) < order(applied) or (cut == applied and not tables.statements.begun):
             return
@@ -248,6 +259,28 @@ class SearchSink:
             self._ledger.claiming = None
         for place in list(tables.known.values()):
             tables.statements.settle(place)
+
+    # -- dead letters (``sinks.deadletters.LetterBox``) ---------------------------------------------------------------
+
+    def letters(self) -> tuple[Letter, ...]:
+        return self._rows.letters.read() if self._epoch is None else self._rows.letters.known.all
+
+    def keep(self, letter: Letter) -> None:
+        self._writes()
+        self._rows.letters.keep(letter)
+
+    def forget(self, ids: Collection[str]) -> None:
+        self._writes()
+        self._rows.letters.forget(ids)
+
+    def put(self, row: pa.RecordBatch) -> str | None:
+        self._writes()
+        refused = self._aside.put(row, self._choices.style(topic_schema(row.schema)))
+        self.commit(self._tables.held.applied)  # ends the stretch that the row was written in
+        return refused
+
+    def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
+        return ids_of_keys(keys, schema)
 
     def applied(self) -> Cut:
         return self._looks.applied(writing=self._epoch is not None) if self._tables.followed.begun else ZERO_CUT

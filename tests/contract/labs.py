@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import pytest
+
 from cdc.model.position import Cut
-from sinks import make_sink, options_model, traits_of
+from sinks import make_sink, memory, options_model, traits_of
+from sinks.cache import rowwriter
 from sinks.contract import Sink
 from tests.contract.units import MemoryUnits, NoUnits, OpenSearchUnits, RedisUnits, Units, WarehouseUnits
 from tests.logs import LooseLog
@@ -23,6 +27,16 @@ class Server(Protocol):
     def restart(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """A store that cannot hold some rows: those whose ``rank`` is over 127 and whose ``note`` has thousands of characters. ``begin`` is called once
+    its index is there; after ``end`` it can hold them."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    begin: Callable[[], object] = lambda: None
+    end: Callable[[], object] = lambda: None
+
+
 class Lab:
     """A place of its own in one store. ``sink()`` opens one more sink on that same place."""
 
@@ -34,10 +48,13 @@ class Lab:
         server: Server | None = None,
         readable: bool = True,
         units: Callable[[str], Units] = lambda _: NoUnits(),
+        narrow: Callable[[pytest.MonkeyPatch], Narrow] | None = None,
     ) -> None:
         self.name = "t" + uuid.uuid4().hex[:8]
         self.units = units(self.name)
         """What can be lost by itself."""
+        self.narrow = narrow
+        """Gives one that cannot hold some rows; None: it can hold all."""
         self.kind = kind
         self.server = server
         self.traits = traits_of(options_model(kind).model_validate({"kind": kind, **options}))
@@ -91,12 +108,35 @@ Fixture = Callable[[str], Any]
 def _redis(fixture: Fixture, value: str) -> Lab:
     cache = fixture("valkey")
     units = RedisUnits(cache.client())
-    return Lab("redis", {"url": cache.url, "value": value}, server=cache.server, units=lambda _: units)
+    options = {"url": cache.url, "value": value}
+    return Lab("redis", options, server=cache.server, units=lambda _: units, narrow=_narrow_values)
+
+
+def _narrow_values(patch: pytest.MonkeyPatch) -> Narrow:
+    limit = rowwriter.VALUE_BYTES_MAX
+    return Narrow(
+        begin=lambda: patch.setattr(rowwriter, "VALUE_BYTES_MAX", 2000),
+        end=lambda: patch.setattr(rowwriter, "VALUE_BYTES_MAX", limit),
+    )
+
+
+def _narrow_rows(patch: pytest.MonkeyPatch) -> Narrow:
+    return Narrow({"row_bytes_max": 2000}, end=lambda: patch.setattr(memory, "fits", lambda row, limit: True))  # noqa: ARG005
+
+
+def _narrow_field(server: Any) -> Narrow:
+    """Somebody has made a field narrower than its column; later it lets values pass that it cannot index."""
+
+    def map_rank(*, lenient: bool) -> None:
+        field = {"type": "byte", "ignore_malformed": lenient}
+        server.request("PUT", "/public.orders@1/_mapping", {"properties": {"rank": field}})
+
+    return Narrow(begin=lambda: map_rank(lenient=False), end=lambda: map_rank(lenient=True))
 
 
 LABS: dict[str, Callable[[Fixture], Lab]] = {
-    "memory": lambda _: Lab("memory", {}, units=MemoryUnits),
-    "memory-sequenced": lambda _: Lab("memory", {"sequenced": True}, units=MemoryUnits),
+    "memory": lambda _: Lab("memory", {}, units=MemoryUnits, narrow=_narrow_rows),
+    "memory-sequenced": lambda _: Lab("memory", {"sequenced": True}, units=MemoryUnits, narrow=_narrow_rows),
     "memory-staged": lambda _: Lab("memory", {"staged": True}, units=MemoryUnits),
     "redis": lambda fixture: _redis(fixture, "json"),
     "redis-hash": lambda fixture: _redis(fixture, "hash"),
@@ -109,7 +149,13 @@ LABS: dict[str, Callable[[Fixture], Lab]] = {
 
 def _opensearch(server: Any) -> Lab:
     options = {"url": server.url, "purge_after_s": 0}
-    return Lab("opensearch", options, server=server, units=lambda name: OpenSearchUnits(server, name))
+    return Lab(
+        "opensearch",
+        options,
+        server=server,
+        units=lambda name: OpenSearchUnits(server, name),
+        narrow=lambda _: _narrow_field(server),
+    )
 
 
 def _warehouse(spark: Any, folder: Any) -> Lab:

@@ -164,7 +164,8 @@ def test_no_slot_is_missed_while_capture_starts(tmp_path: Path) -> None:
 def test_what_parts_say_is_wrong(tmp_path: Path) -> None:
     now, pid = time.monotonic(), os.getpid()
     status.write(tmp_path / "run", "capture", status.CaptureStatus(pid=pid, state="retrying", error="no route", said_at=now))
-    waiting = status.FollowerStatus("cache", pid=pid, state="waiting", error="it is down", dead=3, said_at=now)
+    waiting = status.FollowerStatus("cache", pid=pid, state="waiting", error="it is down", said_at=now)
+    waiting.aside = [status.TableLetters("public.t", 6, 2, 1, 5.0)]
     status.write(tmp_path / "run", "follow-cache", waiting)
     assert [line.split(" → ")[0] for line in taken(tmp_path).problems] == [
         "capture is retrying: no route",

@@ -256,7 +256,7 @@ def test_tables_that_are_left_out(scene: Scene) -> None:
 
 
 def test_changes_that_were_set_aside(scene: Scene) -> None:
-    scene.follower(state="following", dead=3)
+    scene.follower(state="following", aside=[status.TableLetters("public.t", 6, 2, 1, 5.0)])
     agree(scene, healthy=False, names="set 3 changes aside")
 
 

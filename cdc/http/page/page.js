@@ -273,7 +273,8 @@ function drawStore(follower) {
   const rate = present(written(follower.store));
   const parts = [make("b", "", compact(rate)), " changes/s · ", make("b", "", compactCount(follower.written)), " written"];
   if (follower.stale) parts.push(" · ", make("b", "", compactCount(follower.stale)), " stale");
-  if (follower.dead) parts.push(" · ", make("b", "dead", compactCount(follower.dead) + " set aside"));
+  const aside = follower.aside.reduce((sum, one) => sum + one.letters - one.edited - one.accepted, 0);
+  if (aside) parts.push(" · ", make("b", "dead", compactCount(aside) + " set aside"));
   facts.replaceChildren(...parts);
   say(card.querySelector(".error"), follower.error && !follower.stop ? follower.error : "");
 }

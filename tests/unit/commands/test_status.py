@@ -10,7 +10,7 @@ from rich.console import Console
 
 from cdc.commands.output import budget_lasts
 from cdc.commands.status import _shown, lines
-from cdc.report.shape import Report, SourceReport
+from cdc.report.shape import LettersReport, Report, SourceReport
 from tests.unit.http import reports
 
 
@@ -21,7 +21,7 @@ def busy() -> Report:
         replace(
             reports.follower(name, kind, position=1_234_567_890, written=987_654_321, behind=12_345_678, lag_s=7_654.0),
             rows_per_s=123_456.0,
-            dead=12_345,
+            aside=(LettersReport("public.orders", 12_345, 0, 0, 1.0),),
         )
         for name, kind in (("search", "opensearch"), ("board", "redis"), ("warehouse", "iceberg"))
     )

@@ -10,6 +10,7 @@ from cdc.report.shape import (
     CatchUp,
     FollowerReport,
     Lag,
+    LettersReport,
     LogReport,
     Report,
     SlotReport,
@@ -20,6 +21,7 @@ from cdc.report.shape import (
 )
 
 GB = 10**9
+LETTERS = (LettersReport("public.orders", 4, 1, 1, 1_385_000_000.0),)
 
 
 def follower(store: str, kind: str, *, position: int, written: int, behind: int = 0, lag_s: float = 0.0) -> FollowerReport:
@@ -126,7 +128,7 @@ def store_down(at: float | None = None) -> Report:
     report = healthy(at)
     search, cache, warehouse = report.followers
     error = "cannot reach https://search.internal:9200: connection refused"
-    down = replace(search, state="waiting", error=error, lag=Lag(184_220, 33_159_600, 421.0), dead=2)
+    down = replace(search, state="waiting", error=error, lag=Lag(184_220, 33_159_600, 421.0), dead=2, aside=LETTERS)
     problems = (f"follower search is waiting: {error}", "store search set 2 changes aside")
     return replace(report, followers=(down, cache, warehouse), healthy=False, problems=problems)
 

@@ -1,0 +1,325 @@
+"""`cdc dlq`: the rows that a store cannot hold, and what an operator decides about them."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from cdc.commands.invocation import finite, invocation, open_log, store_options, unopened_sink
+from cdc.commands.output import console, line, moment, print_json, say, table_of
+from cdc.errors import ConfigError, WaitTimeout
+from cdc.model.selection import matches
+from cdc.settings.models import Settings
+from cdc.state import letterrequests, status, stops
+from cdc.state.letterrequests import LetterAnswer, LetterRequest, Verb
+from cdc.terminal import counted
+
+if TYPE_CHECKING:
+    from cdc.model.topic import TopicSchema
+    from sinks.deadletters import Letter
+
+_LOOK_S: Final = 0.2
+
+app = typer.Typer(help="The rows that a store cannot hold: list them, try again, correct or accept them.", no_args_is_help=True)
+
+Store = Annotated[str, typer.Argument(help="The store's name.")]
+One = Annotated[str, typer.Argument(metavar="LETTER", help="As `cdc dlq ls` names it: schema.table@position.")]
+Several = Annotated[list[str] | None, typer.Argument(metavar="[LETTER]…", help="As `cdc dlq ls` names them.")]
+Tables = Annotated[str | None, typer.Option("--table", help="Those of the tables that match (schema.table, * and ? match).")]
+All = Annotated[bool, typer.Option("--all", help="Every one of the store's.")]
+Timeout = Annotated[
+    float, typer.Option(help="Seconds to wait for the store's follower; exit 3 after that.", min=0.0, callback=finite)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command("ls")
+def ls(
+    context: typer.Context,
+    store: Annotated[str | None, typer.Argument(help="The store's name; all stores when left out.")] = None,
+    table: Tables = None,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters: where the change stands in the log, and why the store cannot hold it. Shows no value of a row."""
+    settings = invocation(context).settings()
+    if store is not None:
+        store_options(settings, store)
+    found = [
+        (name, letter)
+        for name in settings.stores
+        if store in (None, name)
+        for letter in _letters(settings, name) or ()
+        if table is None or matches((table,), letter.table)
+    ]
+    if as_json:
+        print_json({"letters": [_facts(name, letter) for name, letter in found]})
+        return
+    out = console()
+    if out.is_terminal and found:
+        rows = [(name, one.id, one.state, _when(one.at_s), _rows(one) + one.reason) for name, one in found]
+        out.print(table_of("", ("store", "letter", "state", "since", "why"), rows))
+        return
+    for name, one in found:
+        out.print(line(f"{name} {one.id}: {one.state} since {_when(one.at_s)}{_decided(one)}: {_rows(one)}{one.reason}"))
+    if not found:
+        say("no dead letters")
+
+
+@app.command("show")
+def show(
+    context: typer.Context,
+    store: Store,
+    letter: One,
+    values: Annotated[
+        bool, typer.Option("--values", help="With the row's values, from the log, and what was corrected. This prints row values.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show one dead letter; its row's values with --values only."""
+    settings = invocation(context).settings()
+    found = _named(settings, store, [letter])[0]
+    facts = _facts(store, found)
+    if values:
+        facts |= {"row": _row(settings, found), "corrected": dict(found.values)}
+    if as_json:
+        print_json(facts)
+        return
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            for column, text in value.items():
+                say(f"{name}.{column}: {'NULL' if text is None else text}")
+        elif value not in (None, ""):
+            say(f"{name}: {value}")
+    if values and facts["row"] is None:
+        say("the log no longer has this change")
+
+
+@app.command("replay")
+def replay(
+    context: typer.Context,
+    store: Store,
+    letters: Several = None,
+    table: Tables = None,
+    every: All = False,
+    timeout: Timeout = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Try again, for example once a field's mapping was changed. A row that the store takes is no dead letter any more. Exit 1 if one is not taken."""
+    settings = invocation(context).settings()
+    found = _chosen(settings, store, letters, table, every=every)
+    _decide(settings, store, LetterRequest(Verb.REPLAY, found, _operator()), timeout, as_json=as_json)
+
+
+@app.command("edit")
+def edit(
+    context: typer.Context,
+    store: Store,
+    letter: One,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="One JSON object, column → value; what it leaves out stays as it is. - reads standard input.", allow_dash=True
+        ),
+    ],
+    timeout: Timeout = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Let the store hold a corrected row, until the row changes in the database. The log and the other stores keep the row as it is."""
+    settings = invocation(context).settings()
+    found = _named(settings, store, [letter])[0]
+    values = read_values(_read(file), _schema(settings, found))
+    _decide(settings, store, LetterRequest(Verb.EDIT, [found.id], _operator(), values), timeout, as_json=as_json)
+
+
+@app.command("drop")
+def drop(
+    context: typer.Context,
+    store: Store,
+    letters: Several = None,
+    table: Tables = None,
+    every: All = False,
+    timeout: Timeout = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Accept that the store does not hold a row, until it changes in the database. The audit lists it as accepted; `replay` takes that back."""
+    settings = invocation(context).settings()
+    found = _chosen(settings, store, letters, table, every=every)
+    _decide(settings, store, LetterRequest(Verb.DROP, found, _operator()), timeout, as_json=as_json)
+
+
+def read_values(text: str, schema: TopicSchema) -> dict[str, str | None]:
+    """The columns that a JSON object corrects, as canonical text. Raises ConfigError, which shows no value."""
+    from sinks.render.fromtext import spelled
+
+    try:
+        raw = json.loads(text, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):
+        raise ConfigError("the corrected row is not JSON") from None
+    if not isinstance(raw, dict) or not raw:
+        raise ConfigError("the corrected row is not a JSON object of columns")
+    fields = {one.name: one for one in schema.fields}
+    found: dict[str, str | None] = {}
+    for name, value in raw.items():
+        if (field := fields.get(name)) is None:
+            raise ConfigError(f"{schema.topic} has no column {name!r}", hint=f"one of {', '.join(fields)}")
+        if field.key:
+            raise ConfigError(f"{name} is in the key of {schema.topic}: a row with another key is another row")
+        texts = None if value is None else spelled(_text(value), field)
+        if value is not None and texts is None:
+            raise ConfigError(f"what is given for {name} is not a value of its type, {field.type_name or field.type}")
+        found[name] = texts
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _read(file: Path) -> str:
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} is not UTF-8 text") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {(error.strerror or type(error).__name__).lower()}") from None
+
+
+def _letters(settings: Settings, store: str) -> Sequence[Letter] | None:
+    """The store's letters, asked of the store itself; None for one that can hold every row."""
+    from sinks.deadletters import box_of
+
+    sink = unopened_sink(settings, store)
+    try:
+        box = box_of(sink)
+        return None if box is None else box.letters()
+    finally:
+        sink.close()
+
+
+def _named(settings: Settings, store: str, names: Sequence[str]) -> list[Letter]:
+    """Raises ConfigError for one that is not there."""
+    found = _letters(settings, store)
+    if found is None:
+        raise ConfigError(f"store {store} has no dead letters: its kind can hold every row")
+    by_id = {one.id: one for one in found}
+    for name in names:
+        if name not in by_id:
+            raise ConfigError(f"store {store} has no dead letter {name!r}", hint=f"cdc dlq ls {store}")
+    return [by_id[name] for name in names]
+
+
+def _chosen(settings: Settings, store: str, names: Sequence[str] | None, table: str | None, *, every: bool) -> list[str]:
+    """The ids. Raises ConfigError unless they are said in one way."""
+    if sum((bool(names), table is not None, every)) != 1:
+        raise ConfigError("name dead letters, or --table, or --all", hint=f"cdc dlq ls {store}")
+    if names:
+        return [one.id for one in _named(settings, store, names)]
+    _named(settings, store, ())
+    return [one.id for one in _letters(settings, store) or () if table is None or matches((table,), one.table)]
+
+
+def _schema(settings: Settings, letter: Letter) -> TopicSchema:
+    with closing(open_log(settings)) as log:
+        found = next((one.schema for one in log.topics() if one.name == letter.table), None)
+    if found is None:
+        raise ConfigError(f"the log has no topic {letter.table}", hint="cdc log ls")
+    return found
+
+
+def _row(settings: Settings, letter: Letter) -> dict[str, str | None] | None:
+    """The row as the log has it; None where it has it no longer."""
+    from cdc.follow.letters import row_in_log
+    from cdc.model.batch import topic_schema
+    from sinks.render.rowtext import row_text
+
+    with closing(open_log(settings)) as log:
+        found = None if letter.whole_table else row_in_log(log, letter)
+    if found is None:
+        return None
+    row: dict[str, str | None] = row_text(found, topic_schema(found.schema)).to_pylist()[0]
+    return row
+
+
+def _decide(settings: Settings, store: str, request: LetterRequest, timeout_s: float, *, as_json: bool) -> None:
+    """Hands it to the store's follower, and prints what became of it."""
+    if not request.letters:
+        print_json({"letters": []}) if as_json else say("no dead letters")
+        return
+    stops.check(settings.run_dir, f"follow-{store}")
+    name = letterrequests.ask(settings.run_dir, store, request)
+    if not _follows(settings, store) and not as_json:
+        say(f"nobody follows store {store}; the request waits until somebody does (cdc run)")
+    answers = _await(settings, store, name, timeout_s)
+    if as_json:
+        print_json({"letters": [{"letter": one.letter, "done": one.done, "text": one.text} for one in answers]})
+    else:
+        for one in answers:
+            say(f"{one.letter}: {one.text}")
+        failed = sum(not one.done for one in answers)
+        if failed and len(answers) > 1:
+            say(f"{failed} of {counted(len(answers), 'dead letter')} are as before")
+    raise typer.Exit(0 if all(one.done for one in answers) else 1)
+
+
+def _await(settings: Settings, store: str, name: str, timeout_s: float) -> Sequence[LetterAnswer]:
+    until = time.monotonic() + timeout_s
+    while (answers := letterrequests.taken_answer(settings.run_dir, store, name)) is None:
+        stops.check(settings.run_dir, f"follow-{store}")
+        if time.monotonic() >= until:
+            raise WaitTimeout(
+                f"store {store} has not answered within {timeout_s:g} s; the request stays", hint=f"cdc status; cdc dlq ls {store}"
+            )
+        time.sleep(_LOOK_S)
+    return answers
+
+
+def _follows(settings: Settings, store: str) -> bool:
+    told = status.read_follower(settings.run_dir, store)
+    return told is not None and told.state not in ("exited", "stopped") and status.alive(told.pid)
+
+
+def _operator() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # an account without a name, as in many containers
+        return f"uid {os.getuid()}"
+
+
+def _facts(store: str, letter: Letter) -> dict[str, Any]:
+    return {
+        "store": store,
+        "letter": letter.id,
+        "table": letter.table,
+        "position": int(letter.position),
+        "state": str(letter.state),
+        "reason": letter.reason,
+        "since": _when(letter.at_s),
+        "whole_table": letter.whole_table,
+        "rows": letter.rows,
+        "by": letter.by or None,
+        "decided": _when(letter.decided_s) if letter.by else None,
+        "columns": ", ".join(sorted(letter.values)) or None,
+    }
+
+
+def _when(unix_s: float) -> str:
+    return moment(unix_s) if unix_s else "an earlier version"
+
+
+def _decided(letter: Letter) -> str:
+    return f", by {letter.by} at {moment(letter.decided_s)}" if letter.by else ""
+
+
+def _rows(letter: Letter) -> str:
+    return f"the whole table, {counted(letter.rows, 'change')} so far: " if letter.whole_table else ""

@@ -1,0 +1,133 @@
+"""What operators decide about a store's dead letters (`cdc dlq`), carried out by the store's follower between two ranges.
+
+The follower holds the store's lease, so nobody else writes meanwhile, and a letter that is there has no later change at or below what is applied.
+Each decision first writes the row, then the letter, and its request goes last: whatever is interrupted is done again and comes to the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from cdc.log.contract import LogReader
+from cdc.model.position import Cut
+from cdc.model.topic import TopicSchema
+from cdc.state import letterrequests
+from cdc.state.letterrequests import LetterAnswer, LetterRequest, Verb
+from sinks.contract import Sink, audit_schema
+from sinks.deadletters import Letter, LetterBox, LetterState, as_deletes
+from sinks.render.rowtext import row_text
+from sinks.reshape import conformed, reshaped
+
+GONE = "it is not a dead letter any more: the store holds a later change of the row, or this one"
+
+
+@dataclass(frozen=True, slots=True)
+class Deciding:
+    """One store's letters and what is needed to decide about them. ``box``: the opened ``sink``, as it keeps letters."""
+
+    sink: Sink
+    box: LetterBox
+    log: LogReader
+    applied: Cut
+
+    def all_asked(self, run_dir: Path) -> bool:
+        """Carries out every request that waits. Returns whether there was one. Raises StoreError."""
+        store = self.sink.name
+        names = letterrequests.asked(run_dir, store)
+        for name in names:
+            request = letterrequests.request(run_dir, store, name)
+            if request is not None:
+                answers = tuple(self.answers(request))
+                letterrequests.answer(run_dir, store, name, answers)
+        return bool(names)
+
+    def answers(self, request: LetterRequest) -> Iterator[LetterAnswer]:
+        """Carries it out, letter by letter."""
+        for wanted in request.letters:
+            letter = next((one for one in self.box.letters() if one.id == wanted), None)
+            refused = GONE if letter is None else self._refused(letter, request)
+            yield LetterAnswer(wanted, refused is None, refused or _DONE[request.verb])
+
+    def _refused(self, letter: Letter, request: LetterRequest) -> str | None:
+        """Does what is asked for; why not, where it cannot."""
+        if letter.position > self.applied.position:
+            return "the store has not come that far yet; ask again"
+        if request.verb is Verb.DROP:
+            return self._drop(letter, request.by)
+        if letter.whole_table:
+            return "the whole table is set aside; it comes by itself once the store can hold it"
+        row = self._row(letter)
+        if row is None:
+            return "the log no longer has this change"
+        if request.verb is Verb.REPLAY:
+            return self._replay(letter, row)
+        return self._edit(letter, row, request)
+
+    def _replay(self, letter: Letter, row: pa.RecordBatch) -> str | None:
+        refused = self.box.put(row)
+        if refused is None:
+            self.box.forget([letter.id])
+        elif letter.state is LetterState.ASIDE and refused != letter.reason:
+            self.box.keep(replace(letter, reason=refused))
+        return refused
+
+    def _edit(self, letter: Letter, row: pa.RecordBatch, request: LetterRequest) -> str | None:
+        schema, values = self._schema(letter), {**letter.values, **request.values}
+        assert schema is not None
+        known = {one.name for one in schema.fields if not one.key}
+        if unknown := sorted(set(values) - known):
+            return f"the store has no column {unknown[0]} of {letter.table}, or it is in the key"
+        refused = self.box.put(corrected(row, schema, values))
+        if refused is None:
+            self.box.keep(_decided(replace(letter, values=values), LetterState.EDITED, request.by))
+        return refused
+
+    def _drop(self, letter: Letter, by: str) -> str | None:
+        if letter.state is LetterState.EDITED:
+            row = self._row(letter)
+            if row is None:
+                return "the log no longer has this change"
+            if (refused := self.box.put(as_deletes(row))) is not None:
+                return refused
+        if letter.state is not LetterState.ACCEPTED:
+            self.box.keep(_decided(replace(letter, values={}), LetterState.ACCEPTED, by))
+        return None
+
+    def _row(self, letter: Letter) -> pa.RecordBatch | None:
+        """The letter's change under the definition that the topic has in the store; None where the log has it no longer."""
+        schema = self._schema(letter)
+        found = row_in_log(self.log, letter)
+        return None if schema is None or found is None else conformed(found, schema)
+
+    def _schema(self, letter: Letter) -> TopicSchema | None:
+        shape = self.sink.shape(letter.table)
+        return None if shape is None else shape.schema
+
+
+_DONE: Mapping[Verb, str] = {
+    Verb.REPLAY: "the store holds the row",
+    Verb.EDIT: "the store holds the corrected row, until the row changes in the database",
+    Verb.DROP: "accepted: the store does not hold the row, until it changes in the database",
+}
+
+
+def row_in_log(log: LogReader, letter: Letter) -> pa.RecordBatch | None:
+    """The letter's change as it was logged: a batch of one row."""
+    changes = log.changes_at(letter.table, np.array([letter.position], np.int64))
+    return next((batch for batch in changes if len(batch)), None)
+
+
+def corrected(row: pa.RecordBatch, schema: TopicSchema, values: Mapping[str, str | None]) -> pa.RecordBatch:
+    """The row, of this definition, with other values (canonical text) in some columns."""
+    texts = {**row_text(row, schema).to_pylist()[0], **values}
+    return reshaped(pa.RecordBatch.from_pylist([texts], audit_schema(schema)), schema, schema, row.column(0)[0].as_py())
+
+
+def _decided(letter: Letter, state: LetterState, by: str) -> Letter:
+    return replace(letter, state=state, by=by, decided_s=time.time())

@@ -1,0 +1,112 @@
+"""A store's dead letters, in a hash beside its ledger: a field for each. One of a table that is set aside as a whole has the table's name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+from cdc.model.position import Position
+from sinks.cache import ledger
+from sinks.cache.server import Server
+from sinks.cache.transactions import RedisTransactions
+from sinks.cache.wire import command
+from sinks.deadletters import Letter, Letters, LetterState
+from sinks.render.texts import Texts
+
+_ROWS: Final = "#rows"
+"""Ends the field that counts the changes of a table that is set aside."""
+
+
+class CacheLetters:
+    """One store's. Not thread-safe."""
+
+    def __init__(self, store: str, server: Server, transactions: RedisTransactions) -> None:
+        self._store = store
+        self._key = ledger.letters_of(store)
+        self._server = server
+        self._transactions = transactions
+        self._known: Letters | None = None
+
+    def reload(self) -> None:
+        """What was known of them does not count any more."""
+        self._known = None
+
+    @property
+    def known(self) -> Letters:
+        """As this process has read them, or has said that they are to be."""
+        if self._known is None:
+            self._known = Letters(self._store, self.read())
+        return self._known
+
+    def read(self) -> tuple[Letter, ...]:
+        """As they are now."""
+        raw: Mapping[Any, Any] = self._server.ask(lambda client: client.hgetall(self._key))
+        fields = {name.decode(errors="replace"): text.decode(errors="replace") for name, text in raw.items()}
+        found = (_letter(name, fields) for name in fields if not name.endswith(_ROWS))
+        return tuple(sorted((one for one in found if one is not None), key=lambda one: one.position))
+
+    def settled(self, fresh: Sequence[Letter], ended: Iterable[str]) -> list[bytes]:
+        """The commands that record these and remove those; older letters of the same keys go, too. What is known is what they leave."""
+        known = self.known
+        newest = {(one.table, one.key): one.position for one in fresh}
+        gone = {*ended, *(one.id for one in known.all if one.position < newest.get((one.table, one.key), 0))}
+        # What an operator has accepted stays so when its change is brought again; what he has corrected is being overwritten.
+        added = [one for one in fresh if one.id not in known.by_id or known.by_id[one.id].state is not LetterState.ACCEPTED]
+        known.refuse_too_many(added)
+        known.remove(gone)
+        known.add(added)
+        items = [item for one in added for item in (one.id, one.to_json())]
+        return [*([command("HDEL", self._key, *gone)] if gone else []), *([command("HSET", self._key, *items)] if items else [])]
+
+    def of_table(self, topic: str, reason: str, lost: Sequence[int]) -> list[bytes]:
+        """The commands that name a table that is set aside, once, and count its changes. ``lost``: their positions."""
+        if not lost:
+            return []
+        before = self.known.by_id.get(topic)
+        letter = before or Letter(topic, Position(lost[0]), reason, rows=0, whole_table=True)
+        self.known.add([replace(letter, rows=letter.rows + len(lost))])
+        return [
+            command("HSETNX", self._key, topic, letter.to_json()),
+            command("HINCRBY", self._key, f"{topic}{_ROWS}", len(lost)),
+        ]
+
+    def ended_before(self, topic: str, position: int) -> list[bytes]:
+        """The commands that remove a table's, when it changes as a whole."""
+        return self._removed([one for one in self.known.before(topic, position) if not self.known.by_id[one].whole_table])
+
+    def table_held(self, topic: str) -> list[bytes]:
+        """The commands that remove the letter of a table that the store can hold by now."""
+        return self._removed([topic]) if topic in self.known.by_id else []
+
+    def keep(self, letter: Letter) -> None:
+        self._transactions.settle(command("HSET", self._key, letter.id, letter.to_json()))
+        self.known.add([letter])
+
+    def forget(self, ids: Collection[str]) -> None:
+        if ids:
+            self._transactions.settle(*self._removed(ids))
+
+    def _removed(self, ids: Collection[str]) -> list[bytes]:
+        self.known.remove(ids)
+        fields = [field for one in ids for field in (one, f"{one}{_ROWS}")]
+        return [command("HDEL", self._key, *fields)] if ids else []
+
+
+def name_texts(names: Texts) -> pa.Array:
+    """Names of keys, utf8."""
+    return names.to_array().cast(pa.large_utf8()).cast(pa.utf8())
+
+
+def _letter(name: str, fields: Mapping[str, str]) -> Letter | None:
+    """None for what nobody here wrote."""
+    try:
+        letter = Letter.from_json(fields[name])
+        if letter.id == name:
+            return replace(letter, rows=int(fields.get(f"{name}{_ROWS}", 1))) if letter.whole_table else letter
+        # Another version has named the table so.
+        return replace(letter, whole_table=True, rows=int(fields.get(f"{name}{_ROWS}", 1))) if letter.table == name else None
+    except (ValueError, KeyError, TypeError):
+        return None

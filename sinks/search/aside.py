@@ -1,0 +1,82 @@
+"""What stands in the index in the place of a row that it cannot hold: a document that says "deleted", at the row's own version.
+
+So nobody finds the row as it was before, and a late write of an older change loses, as against any other delete. First the letter is recorded, then the
+document is written, and both come before the commit that covers the row: after a crash in between the row is brought again, and both are done again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from cdc.model.batch import POSITION, topic_schema
+from cdc.model.topic import TopicSchema
+from sinks.deadletters import Letter, LetterState, Taken, as_deletes
+from sinks.render.jsonrows import Style
+from sinks.retry import Fate
+from sinks.search import bulk
+from sinks.search.rows import Rows
+from sinks.search.tables import Tables
+
+
+class Aside:
+    """Over one store."""
+
+    def __init__(self, tables: Tables, rows: Rows) -> None:
+        self._tables = tables
+        self._rows = rows
+
+    def settle(self, schema: TopicSchema, batch: pa.RecordBatch, verdicts: bulk.Verdicts) -> tuple[Letter, ...]:
+        """Sets aside what the index cannot hold, and ends the letters of rows that it holds now. ``batch``: rows that have just been written."""
+        letters, positions = self._rows.letters, batch.column(POSITION).to_numpy()
+        ids = partial(bulk.ids_of, batch, schema)
+        before = letters.known.by_id
+        edited = {one.id: one for one in before.values() if one.state is LetterState.EDITED}
+        found = self._rows.bury(schema, verdicts, positions, ids)
+        if found:
+            gone = self._clear(schema, batch, [int(np.searchsorted(positions, one.position)) for one in found])
+            # A document that an operator has corrected has a later version. It is gone where this one was taken, with an index that was lost.
+            for one in (edited[one.id] for one, taken in zip(found, gone, strict=True) if taken and one.id in edited):
+                letters.keep(replace(one, state=LetterState.ASIDE, values={}))
+        fates = np.empty(len(batch), np.int8)
+        fates[verdicts.rows] = verdicts.fates
+        taken = Taken(np.isin(fates, (Fate.WRITTEN, Fate.STALE)), fates == Fate.WRITTEN)
+        ended = {*letters.known.ended(schema.topic, ids, positions, taken), *self._replaced(found)}
+        if ended:
+            letters.forget(ended)
+        return found
+
+    def _replaced(self, found: tuple[Letter, ...]) -> list[str]:
+        """Letters of rows that have a newer one."""
+        newest = {(one.table, one.key): one.position for one in found}
+        known = self._rows.letters.known.by_id.values()
+        return [one.id for one in known if one.position < newest.get((one.table, one.key), 0)]
+
+    def _clear(self, schema: TopicSchema, batch: pa.RecordBatch, rows: list[int]) -> list[bool]:
+        """Which of them were taken."""
+        deletes = as_deletes(batch.take(pa.array(rows, pa.int64())))
+        body = bulk.actions(deletes, schema, self._tables.indices.style(schema))
+        verdicts = self._rows.write(schema, self._tables.place(schema), body, deletes.column(POSITION).to_numpy())
+        written = set(verdicts.of(Fate.WRITTEN).tolist())
+        return [row in written for row in range(len(rows))]
+
+    def compare(self) -> None:
+        """Takes over what other processes have set aside, and ends what they have replaced."""
+        letters = self._rows.letters
+        letters.reload()
+        for topic in {one.table for one in letters.known.all}:
+            if topic in self._tables.known:
+                letters.compare(self._tables.known[topic].names.index, topic)
+
+    def put(self, row: pa.RecordBatch, style: Style) -> str | None:
+        """See ``LetterBox.put``. The version is the highest position that this topic has here, which is free for a row that has no change after its own."""
+        schema = topic_schema(row.schema)
+        at = pa.array([max(int(self._tables.held.of(schema.topic)), row.column(POSITION)[0].as_py())], pa.int64())
+        body = bulk.actions(row.set_column(0, row.schema.field(0), at), schema, style, over_equal=True)
+        verdicts = self._rows.write(schema, self._tables.place(schema), body, at.to_numpy())
+        if verdicts.count(Fate.DEAD):
+            return verdicts.reasons[0]
+        return None if verdicts.count(Fate.WRITTEN) else "a later change of this row is there, or another writer"

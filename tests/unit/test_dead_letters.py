@@ -1,0 +1,156 @@
+"""What an operator asks about dead letters, on its way through the store's follower; and what status and audit say of them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from cdc.audit.deadletters import KnownLetters, without
+from cdc.audit.suspects import Differing
+from cdc.commands.dlq import read_values
+from cdc.errors import ConfigError, StoreError
+from cdc.follow.follower import Follower
+from cdc.model.batch import Op
+from cdc.model.position import Position
+from cdc.model.topic import TopicSchema
+from cdc.state import letterrequests, status
+from cdc.state.letterrequests import LetterRequest, Verb
+from cdc.state.strangers import forget
+from sinks import make_sink
+from sinks.deadletters import Letter, LetterState
+from sinks.memory import STORES, Options, Store
+from tests.contract.rows import ORDERS, batch, order, upserts
+from tests.logs import LooseLog
+
+OPTIONS = Options(kind="memory", row_bytes_max=400)
+LETTER = "public.orders@2"
+
+
+@pytest.fixture
+def log() -> LooseLog:
+    STORES["twin"] = Store()
+    log = LooseLog()
+    log.put(upserts(ORDERS, 1, [order(1), order(2, note="x" * 1000), order(3)]))
+    return log
+
+
+def follower(log: LooseLog, folder: Path) -> Follower:
+    made = Follower("twin", OPTIONS, folder, log.reader(), folder, threading.Event())
+    assert made.start()
+    return made
+
+
+def caught_up(log: LooseLog, one: Follower) -> None:
+    one._looked_at = float("-inf")
+    one.follow_to(log.head)
+
+
+def asked(folder: Path, verb: Verb, **values: str | None) -> str:
+    return letterrequests.ask(folder, "twin", LetterRequest(verb, [LETTER], "ops", values))
+
+
+def aside(folder: Path) -> list[tuple[str, int, int, int]]:
+    told = status.read_follower(folder, "twin")
+    assert told is not None
+    return [(one.table, one.letters, one.edited, one.accepted) for one in told.aside]
+
+
+def test_the_follower_carries_out_what_is_asked(tmp_path: Path, log: LooseLog) -> None:
+    one = follower(log, tmp_path)
+    caught_up(log, one)
+    assert aside(tmp_path) == [("public.orders", 1, 0, 0)]
+    names = [asked(tmp_path, Verb.REPLAY), asked(tmp_path, Verb.EDIT, note="short")]
+    caught_up(log, one)
+    first, second = (letterrequests.taken_answer(tmp_path, "twin", name) for name in names)
+    assert first is not None
+    assert second is not None
+    assert [answer.done for answer in (*first, *second)] == [False, True]
+    assert aside(tmp_path) == [("public.orders", 1, 1, 0)]
+    assert letterrequests.asked(tmp_path, "twin") == []
+    assert list((tmp_path / "letters" / "twin").iterdir()) == [], "answers that were taken are gone"
+    one.close()
+
+
+def test_a_request_waits_for_a_follower_and_is_done_once_more_after_a_crash(
+    tmp_path: Path, log: LooseLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = follower(log, tmp_path)
+    caught_up(log, one)
+    one.close()
+    name = asked(tmp_path, Verb.EDIT, note="short")
+    assert aside(tmp_path) == [("public.orders", 1, 0, 0)]
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    again = follower(log, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(letterrequests, "answer", crash)
+        with pytest.raises(KeyboardInterrupt):
+            caught_up(log, again)
+    again.close()
+    assert letterrequests.taken_answer(tmp_path, "twin", name) is None
+    last = follower(log, tmp_path)
+    caught_up(log, last)
+    answers = letterrequests.taken_answer(tmp_path, "twin", name)
+    assert answers is not None
+    assert answers[0].done
+    assert aside(tmp_path) == [("public.orders", 1, 1, 0)]
+    log.put(batch(ORDERS, [(Op.UPDATE, 4, order(2))]))
+    caught_up(log, last)
+    assert aside(tmp_path) == []
+    last.close()
+
+
+def test_a_damaged_request_is_named(tmp_path: Path) -> None:
+    name = asked(tmp_path, Verb.DROP)
+    (path,) = (tmp_path / "letters" / "twin").iterdir()
+    path.write_text("{")
+    with pytest.raises(StoreError, match="damaged"):
+        letterrequests.request(tmp_path, "twin", name)
+    forget(tmp_path, "twin")
+    assert letterrequests.asked(tmp_path, "twin") == [], "nothing of a store that is configured no more waits for one of its name"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not a JSON object"),
+        ("{}", "not a JSON object"),
+        ('{"nothing": 1}', "no column"),
+        ('{"id": 1}', "in the key"),
+        ('{"customer_id": "canary"}', "not a value of its type"),
+    ],
+)
+def test_a_corrected_row_is_checked_and_never_shown(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as failure:
+        read_values(text, TopicSchema.of(ORDERS))
+    assert "canary" not in failure.value.line()
+
+
+def test_a_corrected_row_may_have_any_value_of_its_columns() -> None:
+    text = '{"customer_id": 12345678901234567, "amount": 1.10, "note": null, "status": "é"}'
+    expected = {"customer_id": "12345678901234567", "amount": "1.10", "note": None, "status": "é"}
+    assert read_values(text, TopicSchema.of(ORDERS)) == expected
+
+
+def test_the_audit_sets_the_keys_of_letters_apart() -> None:
+    STORES["twin"] = Store()
+    sink = make_sink("twin", OPTIONS)
+    known = KnownLetters.of(sink)
+    states = {("public.orders", key): state for key, state in zip("123", LetterState, strict=True)}
+    known = KnownLetters(known.box, states)
+    keys = pa.RecordBatch.from_pydict({"id": ["1", "2", "3", "4", "1", "2"]})
+    differing = Differing(keys, np.array([1, 0, 1, 1, 0, 1]))
+    found = known.among(differing, TopicSchema.of(ORDERS))
+    assert found == [LetterState.ASIDE, LetterState.EDITED, LetterState.ACCEPTED, None, None, None]
+    assert without(differing, found).keys.to_pydict() == {"id": ["4", "1", "2"]}, "what no letter says is drift"
+
+
+def test_a_letter_is_named_by_its_change() -> None:
+    assert Letter("public.orders", Position(2), "why").id == LETTER
