@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.errors import ConfigError
-from cdc.log.contract import LogReader, Slice, Topic, selected
+from cdc.log.contract import LogReader, Slice, Topic, TopicState, selected
 from cdc.model.lineage import Lineage
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.selection import matches
@@ -108,6 +108,11 @@ class HeldLog:
     def changes_at(self, topic: str, positions: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         return self._given(topic, self._log.changes_at(topic, positions))
 
+    def state(self, topic: str, upto: Position) -> TopicState | None:
+        found = self._log.state(topic, upto)
+        holding = self.holding(topic)
+        return found if found is None or holding.everything else _HeldState(found, holding)
+
     def _given(self, topic: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         holding = self.holding(topic)
         return batches if holding.everything else map(holding.batch, batches)
@@ -148,3 +153,18 @@ class HeldLog:
 
     def close(self) -> None:
         self._log.close()
+
+
+class _HeldState:
+    """See ``cdc.log.contract.TopicState``."""
+
+    def __init__(self, state: TopicState, holding: Holding) -> None:
+        self._state = state
+        self._holding = holding
+
+    @property
+    def cut(self) -> Position:
+        return self._state.cut
+
+    def batches(self, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
+        return map(self._holding.batch, self._state.batches(after, upto))
