@@ -34,7 +34,7 @@ def lower_priority(nice: int = NICE) -> None:
 
 
 class Part(Protocol):
-    """What has such a thread."""
+    """A part of capture's process that has such a thread."""
 
     def join(self, within_s: float) -> None:
         """After whatever ends the thread was set. Returns when it has ended or was never started, or after so long without it."""

@@ -74,7 +74,7 @@ class AgeKeeper:
 
     def look(self, reader: LogReader) -> None:
         """Notes the head, where any derived topic goes by its age. Raises OSError."""
-        hours = [limit for limit in (_hours(self._log, reader)) if limit is not None]
+        hours = [limit for limit in _hours(self._log, reader) if limit is not None]
         ages = known(self._log.dir, reader)
         if not hours or ages is None:
             return
@@ -85,7 +85,7 @@ class AgeKeeper:
 
 
 def known(folder: Path, reader: LogReader) -> Ages | None:
-    """What is known of this log, where nothing is old: when nothing is. None as long as there is no log. Raises OSError."""
+    """The ages as they were noted last; without any notes where the file is missing, damaged, or not this log's. None as long as there is no log. Raises OSError."""
     lineage = reader.lineage()
     if lineage is None:
         return None

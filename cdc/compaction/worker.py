@@ -179,7 +179,6 @@ class Compaction:
             if self._cleanup(topic) == "delete":
                 with self._postponing(topic, problems):
                     self._retire(reader, topic)
-                with self._postponing(topic, problems):
                     self._make_whole(reader, next(one for one in reader.topics() if one.name == topic.name))
         topics = [topic for topic in ready if self._due(topic, topic.last)]
         if not topics:

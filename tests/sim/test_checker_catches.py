@@ -913,7 +913,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (stores_keep_what_producers_delete, "cefij", 0),
     (files_leave_before_their_stubs_are_there, "acik", 0),
     (what_the_tier_took_is_not_read_back, "cik", 0),
-    (damaged_copies_are_kept, "cik", 0),
+    (damaged_copies_are_kept, "cik", 15),
 ]
 """What breaks, the rules that may say so, and a seed that met it when this was written: it is tried before all others."""
 

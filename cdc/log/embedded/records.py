@@ -375,10 +375,10 @@ def listed(data: bytes, at: int, end: int) -> Listed:
                 _, _, topic, first, last, size, rows, generation, digest, _ = _REPLACED.unpack_from(data, at)
                 found.replaced.append(Replaced(topic, first, last, size, rows, generation, digest))
             case RecordKind.RETIRED:
-                _, whole, *said, _ = _RETIRED.unpack_from(data, at)
+                _, whole, topic, kept_from, floor, clean_from, generation, raised, _ = _RETIRED.unpack_from(data, at)
                 if whole > 1:
                     raise Damaged(at, "a RETIRED that says what no writer of this format says")
-                found.retired.append(Retired(*said, bool(whole)))
+                found.retired.append(Retired(topic, kept_from, floor, clean_from, generation, raised, bool(whole)))
             case _:
                 raise Damaged(at, "a record of unknown kind")
         at += RECORD_BYTES
