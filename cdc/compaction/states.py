@@ -1,8 +1,7 @@
 """The thread that makes states of topics that are kept for ever (``LogReader.state``), so that how a table was can be asked without reading it from its beginning.
 
-A state takes room, so each has to be worth it: it has at most ``[log] state_share`` as many changes, and bytes, as the topic has got since the state before. So all of
-a topic's states together are never more than that share of the topic, and nobody reads more than the table and some ``1 / state_share`` times the table beyond
-the newest one. A table to which rows are only ever added gets none: they would be the table again. To find that out takes a look at the whole of it, so
+A state takes room, so each has to be worth it: it has at most ``SHARE`` as many changes, and bytes, as the topic has got since the state before. So all of a topic's states
+together are never more than that share of the topic, and nobody reads much more than a state and ``1 / SHARE`` times as many changes behind it. A table to which rows are only ever added gets none: they would be the table again. To find that out takes a look at the whole of it, so
 what was found is noted beside the states, and the next look waits until the topic has grown accordingly.
 """
 
@@ -25,6 +24,7 @@ from cdc.model.position import START
 from cdc.settings.models import Log, Settings
 from sinks.past import condensed
 
+SHARE: Final = 0.1
 LOOK_S: Final = 60.0
 BEGIN_ROWS: Final = 500_000
 """Fewer changes than this are read in a second or two."""
@@ -37,7 +37,7 @@ _log = structlog.get_logger("states")
 def due(since: int, newest: StateFacts | None, share: float, begin_rows: int) -> bool:
     """Whether a state may be worth it: the topic has got ``since`` changes after its newest state. ``newest``: the newest note, be it of a state or of one that
     was not made. Pure."""
-    return share > 0 and since >= max(begin_rows, (0 if newest is None else newest.rows) / share)
+    return since >= max(begin_rows, (0 if newest is None else newest.rows) / share)
 
 
 class StateKeeping:
@@ -51,6 +51,7 @@ class StateKeeping:
         in_force: Callable[[], Settings] | None = None,
         free: Callable[[Path], int] = free_bytes,
         begin_rows: int = BEGIN_ROWS,
+        share: float = SHARE,
     ) -> None:
         """``free``: the bytes that are free on the disk of a folder."""
         self._settings = settings
@@ -58,6 +59,7 @@ class StateKeeping:
         self._in_force = in_force or (lambda: settings)
         self._space = Space(settings.log, free)
         self._begin_rows = begin_rows
+        self._share = share
         self._tidied: set[str] = set()
         """Topics in whose folders nothing is left over."""
         self._problem: str | None = None
@@ -97,21 +99,21 @@ class StateKeeping:
             states.remove_others(topic.name for topic in topics)
             for topic in topics:
                 with self._notes.noting(problems):
-                    self._keep(reader, states, topic, log.state_share)
+                    self._keep(reader, states, topic)
 
-    def _keep(self, reader: LogReader, states: LogStates, topic: Topic, share: float) -> None:
+    def _keep(self, reader: LogReader, states: LogStates, topic: Topic) -> None:
         if topic.name not in self._tidied:
             states.tidy(topic.name)
             self._tidied.add(topic.name)
         standing = states.standing(topic.name)
         rows, size = _since(reader, topic.name, standing)
-        if not due(rows, next(reversed(standing), None), share, self._begin_rows):
+        if not due(rows, next(reversed(standing), None), self._share, self._begin_rows):
             return
         # What is damaged is found when it is read, and then it is not there for what follows.
         newest = reader.state(topic.name, reader.head().position)
         states.tidy(topic.name, START if newest is None else newest.cut)
         rows, size = _since(reader, topic.name, states.standing(topic.name))
-        self._make(reader, states, topic.name, share * rows, int(share * size))
+        self._make(reader, states, topic.name, self._share * rows, int(self._share * size))
 
     def _make(self, reader: LogReader, states: LogStates, topic: str, most_rows: float, most_bytes: int) -> None:
         """A state as of the head; or a note of how large it would be."""
@@ -142,7 +144,7 @@ class StateKeeping:
 def has_states(log: Log, topic: Topic) -> bool:
     """Whether states are made of the topic: it is kept for ever, and nothing of it is gone."""
     untouched = not (topic.kept_from or topic.floor or topic.clean_from)
-    return untouched and log.state_share > 0 and log.cleanup_of(topic.table) == "keep"
+    return untouched and log.keeps_states(topic.table)
 
 
 def _since(reader: LogReader, topic: str, standing: list[StateFacts]) -> tuple[int, int]:
