@@ -60,7 +60,7 @@ def rewritten(root: Path, changes: int, keys: int = 10) -> None:
 
 def cuts(root: Path, topic: str = TOPIC) -> list[int]:
     with closing(EmbeddedLogReader(root)) as reader:
-        return [int(one.cut) for one in EmbeddedStates(root, reader).standing(topic) if one.kept]
+        return sorted(int(one.cut) for one in EmbeddedStates(root, reader).standing(topic) if one.kept)
 
 
 def table(root: Path, upto: int, topic: str = TOPIC) -> list[tuple[int, str, dict[str, str | None]]]:
@@ -147,7 +147,7 @@ def test_states_never_take_more_than_their_share(quick_folder: Path) -> None:
     keep_up(root, begin_rows=100)
     assert cuts(root) == [], "rows are only added"
     with closing(EmbeddedLogReader(root)) as reader:
-        assert EmbeddedStates(root, reader).standing(TOPIC) == [StateFacts(Position(1000), 1000, 0, kept=False)]
+        assert list(EmbeddedStates(root, reader).standing(TOPIC)) == [StateFacts(Position(1000), 1000, 0, kept=False)]
     rewritten(root, 8000, keys=10**6)
     before = sorted(path.name for path in folder(root).iterdir())
     keep_up(root, begin_rows=100)
@@ -159,6 +159,23 @@ def test_states_never_take_more_than_their_share(quick_folder: Path) -> None:
     ):
         EmbeddedStates(root, reader).keep(TOPIC, Position(9000), found.rows, found.batches, most_bytes=1000)
     assert sorted(path.name for path in folder(root).iterdir()) == before
+
+
+def test_a_full_disk_is_said_and_not_tried_again_at_once(quick_folder: Path) -> None:
+    root = quick_folder / "log"
+    rewritten(root, 1000)
+    asked: list[Path] = []
+    keeping = StateKeeping(
+        settings_of(root), threading.Event(), begin_rows=1, free=lambda path: -1 if asked.append(path) is None else 0
+    )
+    with closing(EmbeddedLogReader(root)) as reader:
+        for _ in range(3):
+            problems: list[str] = []
+            keeping.look(reader, problems)
+            assert len(problems) == 1
+            assert "reserve_mb" in problems[0]
+    assert len(asked) == 1
+    assert cuts(root) == []
 
 
 def test_states_go_with_what_asks_for_them(quick_folder: Path) -> None:
