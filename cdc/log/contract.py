@@ -168,8 +168,8 @@ class StateFacts:
 class LogStates(Protocol):
     """Where states are kept (``LogReader.state``). For one thread, of the process that writes the log."""
 
-    def standing(self, topic: str) -> list[StateFacts]:
-        """The topic's, by their cuts. Their records are looked at, not their files."""
+    def standing(self, topic: str) -> Iterator[StateFacts]:
+        """The topic's, the newest first. Their records are looked at, not their files; each when it is asked for."""
         ...
 
     def keep(

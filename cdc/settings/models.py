@@ -155,6 +155,9 @@ class LogTable(Strict):
     lookup: bool | None = None
     """Whether the rows of many keys can be looked up at once ([log.md](log.md#keyed-look-up)). It costs about 16 bytes on the disk for each change
     that the log holds. By default `false`."""
+    states: bool | None = None
+    """`keep`: whether it is kept now and then how the table was, so that nobody who asks for that has to read it from its beginning. It takes at most a tenth of the
+    room of the table's changes ([log.md](log.md#states-of-a-table)). By default `true`."""
 
 
 class RetentionLimits(NamedTuple):
@@ -215,11 +218,8 @@ class Log(Strict):
     reserve_mb: int = Field(256, ge=0)
     """Compaction leaves so much of the log's disk free for capture: it writes nothing that would leave less. While there is less, everything that `cleanup`
     lets go goes at once ([log.md](log.md#when-it-happens))."""
-    state_share: float = Field(0.1, ge=0, le=1)
-    """`keep`: how a table was is kept now and then, so that nobody who asks has to read it from its beginning. These states take at most this share of the
-    log's size; with 0 there are none ([log.md](log.md#states-of-a-table))."""
     tables: Mapping[str, LogTable] = {}
-    """For single tables (`schema.table`, `*` and `?` match): `cleanup`, `retain_hours`, `retain_mb` and `lookup`; the last that matches and says it decides."""
+    """For single tables (`schema.table`, `*` and `?` match): `cleanup`, `retain_hours`, `retain_mb`, `lookup` and `states`; the last that matches and says it decides."""
 
     tier: Tier | None = None
     """Where sealed files go when they are old; left out: nowhere."""
@@ -259,6 +259,10 @@ class Log(Strict):
     def looks_up(self, table: Qualified) -> bool:
         """Whether this table's rows can be looked up by their keys."""
         return bool(self._last(table, lambda options: options.lookup))
+
+    def keeps_states(self, table: Qualified) -> bool:
+        """Whether it is kept now and then how this table was."""
+        return self.cleanup_of(table) == "keep" and self._last(table, lambda options: options.states) is not False
 
     def _last(self, table: Qualified, option: Callable[[LogTable], _Option | None]) -> _Option | None:
         """What the last pattern says that matches and says anything."""

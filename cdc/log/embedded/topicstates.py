@@ -72,7 +72,7 @@ class StateRecord:
 
     @property
     def name(self) -> str:
-        return f"{self.cut:020d}.json"
+        return _name_of(self.cut)
 
     @property
     def facts(self) -> StateFacts:
@@ -125,8 +125,8 @@ class EmbeddedStates:
         self._disk = disk or Disk()
         self._file_bytes = file_bytes
 
-    def standing(self, topic: str) -> list[StateFacts]:
-        return [record.facts for record in self._believed(topic)]
+    def standing(self, topic: str) -> Iterator[StateFacts]:
+        return (record.facts for record in self._believed(topic))
 
     def newest(self, topic: str, upto: Position) -> EmbeddedState | None:
         """See ``LogReader.state``."""
@@ -136,8 +136,8 @@ class EmbeddedStates:
         found = next((one for one in self._log.topics() if one.name == topic), None)
         if found is None or not whole(found):
             return None
-        for record in reversed(self._believed(topic)):
-            if record.kept and record.cut <= upto:
+        for record in self._believed(topic, upto):
+            if record.kept:
                 try:
                     return EmbeddedState(folder, record)
                 except (FileNotFoundError, LogCorrupt) as error:
@@ -178,9 +178,9 @@ class EmbeddedStates:
         folder = _folder(self._root, topic)
         if not folder.is_dir():
             return
-        records = [one for one in self._believed(topic) if beyond is None or one.cut <= beyond]
+        records = list(self._believed(topic, 1 << 62 if beyond is None else beyond))
         # Of those that only say how large a state would have been, the newest is enough.
-        stay = {one.name for one in records if one.kept or one is records[-1]}
+        stay = {one.name for one in records if one.kept or one is records[0]}
         stay |= {name.file for one in records for name in one.files}
         gone = [path for path in folder.iterdir() if path.name not in stay]
         # Records first: one without its files would be called damaged.
@@ -235,19 +235,20 @@ class EmbeddedStates:
         self._disk.sync_folder(folder)
         crashpoint("states.recorded")
 
-    def _believed(self, topic: str) -> list[StateRecord]:
-        """The records that are of this log as it is, by their cuts."""
+    def _believed(self, topic: str, upto: int = 1 << 62) -> Iterator[StateRecord]:
+        """The records of cuts at or below that are of this log as it is, the newest first. Each is looked at when it is asked for: there may be thousands."""
         folder = _folder(self._root, topic)
         # The log is asked after the files were listed: it has all that they tell of.
-        found = _records(folder)
+        there = _cuts(folder)
         lineage, head = self._log.lineage(), self._log.head().position
         if lineage is None:
-            return []
-        return [
-            one
-            for one in found
-            if one.topic == topic and one.cut <= head and _of(lineage, one) and self._last(topic, Position(one.cut)) == one.last
-        ]
+            return
+        for cut in there:
+            one = _read(folder, cut) if cut <= min(upto, head) else None
+            if one is None or one.topic != topic or not _of(lineage, one):
+                continue
+            if self._last(topic, Position(cut)) == one.last:
+                yield one
 
     def _last(self, topic: str, cut: Position) -> tuple[int, int]:
         position = self._log.last_change(topic, cut)
@@ -264,7 +265,8 @@ def whole(topic: Topic) -> bool:
 
 def standing_files(root: Path, topic: str) -> tuple[int, int]:
     """How many states the topic has, and their bytes, as their records say."""
-    found = [record for record in _records(_folder(root, topic)) if record.kept]
+    folder = _folder(root, topic)
+    found = [one for cut in _cuts(folder) if (one := _read(folder, cut)) is not None and one.kept]
     return len(found), sum(record.size for record in found)
 
 
@@ -272,15 +274,22 @@ def _folder(root: Path, topic: str) -> Path:
     return root / FOLDER / folder_of(topic)
 
 
-def _records(folder: Path) -> list[StateRecord]:
-    found = []
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if _RECORD.match(path.name):
-            with suppress(FileNotFoundError, LogCorrupt, ValueError, KeyError, TypeError):
-                record = StateRecord.decode(plainfile.content(path))
-                if record.name == path.name:
-                    found.append(record)
-    return found
+def _cuts(folder: Path) -> list[int]:
+    """Of which there are records, the highest first."""
+    found = (_RECORD.match(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
+    return sorted((int(name[1]) for name in found if name), reverse=True)
+
+
+def _read(folder: Path, cut: int) -> StateRecord | None:
+    """The record of this cut; None where it is gone by now, or damaged."""
+    with suppress(FileNotFoundError, LogCorrupt, ValueError, KeyError, TypeError):
+        record = StateRecord.decode(plainfile.content(folder / _name_of(cut)))
+        return record if record.cut == cut else None
+    return None
+
+
+def _name_of(cut: int) -> str:
+    return f"{cut:020d}.json"
 
 
 def _of(lineage: Lineage, record: StateRecord) -> bool:
