@@ -38,6 +38,8 @@ from cdc.capture.pace import PAUSE_S
 from cdc.embedded.postgres import Postgres
 
 SILENCE_S = 1.0
+LOOKUP_S = 120.0
+"""Within so long the first of the look-ups' files has to be there, on any machine."""
 QUIET = {"wal_sender_timeout": "0", "autovacuum": "off"}
 """Of the server: the first statistics of many new tables are minutes of work beside some runs and not others, and make the server describe
 each table again."""
@@ -242,7 +244,8 @@ def capture(
     ingest.run(stop)
     watcher.join()
     cpu, kept = _cpu_s() - before, _kept(log) / changes
-    while lookup and not _kept(log) and keeping.alarm() is None:
+    until = time.monotonic() + LOOKUP_S
+    while lookup and not _kept(log) and keeping.alarm() is None and time.monotonic() < until:
         time.sleep(0.01)  # capture may have been faster than the thread's first look
     kept_enough.set()
     keeping.join()
