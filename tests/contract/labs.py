@@ -29,7 +29,7 @@ class Server(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """A store that cannot hold some rows: those whose ``rank`` is over 127 and whose ``note`` has thousands of characters. ``begin`` is called once
+    """A store that cannot hold some rows: those whose ``note`` has 40,000 characters. ``begin`` is called once
     its index is there; after ``end`` it can hold them."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -125,13 +125,14 @@ def _narrow_rows(patch: pytest.MonkeyPatch) -> Narrow:
 
 
 def _narrow_field(server: Any) -> Narrow:
-    """Somebody has made a field narrower than its column; later it lets values pass that it cannot index."""
+    """Somebody has let a field index texts that are longer than Lucene's longest term; later he takes that back."""
 
-    def map_rank(*, lenient: bool) -> None:
-        field = {"type": "byte", "ignore_malformed": lenient}
-        server.request("PUT", "/public.orders@1/_mapping", {"properties": {"rank": field}})
+    def index_up_to(characters: int) -> None:
+        exact = {"type": "keyword", "ignore_above": characters}
+        note = {"type": "text", "fields": {"keyword": exact}}
+        server.request("PUT", "/public.orders@1/_mapping", {"properties": {"note": note}})
 
-    return Narrow(begin=lambda: map_rank(lenient=False), end=lambda: map_rank(lenient=True))
+    return Narrow(begin=lambda: index_up_to(100_000), end=lambda: index_up_to(8191))
 
 
 LABS: dict[str, Callable[[Fixture], Lab]] = {

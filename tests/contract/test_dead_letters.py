@@ -25,7 +25,7 @@ from tests.contract.test_sinks import commit, feed, held, meant
 from tests.logs import cut
 
 RANKED = dataclasses.replace(ORDERS, columns=(*ORDERS.columns, Column("rank", INT4)))
-CANARY = "canary" * 500
+CANARY = "canary" * 7000
 
 
 def good(key: int, status: str = "new") -> dict[str, str | None]:
