@@ -125,7 +125,7 @@ class Sink(Protocol):
         ...
 
     def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
-        """What the store would be given for each of these rows: the name of each part (such as ``index``, ``id``, ``document``) → its text. A batch
+        """Shows what the store would be given for each of these rows: the name of each part (such as ``index``, ``id``, ``document``) → its text. A batch
         as ``apply`` takes it, without deletes. An unopened sink is asked, and touches no store. Raises ConfigError as ``prepare`` does."""
         ...
 

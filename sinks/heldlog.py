@@ -62,7 +62,7 @@ class HeldLog:
             check(self._store, self._options, topic.schema)
 
     def holding(self, topic: str) -> Holding:
-        """What the store holds of a topic."""
+        """The store's share of a topic."""
         found = self._holdings.get(topic)
         if found is None:
             known = next((one for one in self._log.topics() if one.name == topic), None)

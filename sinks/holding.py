@@ -1,4 +1,4 @@
-"""What one store holds of one topic: some of its fields, under names of the user's choice. Pure.
+"""The share of a topic that one store holds: some of its fields, under names of the user's choice. Pure.
 
 ``[stores.NAME.tables."schema.table"]`` says it in the source's names (``columns``, ``exclude``, ``rename``). A ``Holding`` is that, bound to what
 the names meant when the store took the topic up: a field goes by its number, so that one which the source renames is still the one that
@@ -80,7 +80,7 @@ class Holding:
 
     @property
     def said(self) -> tuple[Any, ...]:
-        """What the configuration says, whatever it meant."""
+        """The words of the configuration, whatever they meant."""
         columns = None if self.columns is None else frozenset(one.name for one in self.columns)
         return columns, frozenset(one.name for one in self.exclude), frozenset((one.name, target) for one, target in self.rename)
 
@@ -130,7 +130,7 @@ def decoded(text: str) -> Holding:
 
 
 def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
-    """What the store is to hold of the topic, by the names that its columns have in ``schema``. Of several patterns the last that matches and says
+    """The share of the topic that the store is to hold, by the names that its columns have in ``schema``. Of several patterns the last that matches and says
     anything decides; new names add up."""
     columns: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()

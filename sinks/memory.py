@@ -10,7 +10,6 @@ whole (the warehouse): rows show only after ``commit``.
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -383,8 +382,7 @@ class MemorySink:
         """Any table fits."""
 
     def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
-        for row in row_text(rows, topic_schema(rows.schema)).to_pylist():
-            yield {"row": json.dumps(row, ensure_ascii=False)}
+        return ({"row": str(row)} for row in row_text(rows, topic_schema(rows.schema)).to_pylist())
 
     def projected(self) -> str | None:
         return None

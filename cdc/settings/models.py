@@ -442,7 +442,7 @@ class StoreOptions(Strict):
 
     @property
     def choices(self) -> tuple[tuple[str, TableOptions], ...]:
-        """What this store holds of tables, by patterns of them, where that is not all (``sinks.holding``)."""
+        """The options that say what the store holds of tables, by patterns of them, where that is not all (``sinks.holding``)."""
         return tuple((pattern, options) for pattern, options in self.held.options.items() if options.chooses)
 
     @property
