@@ -10,6 +10,7 @@ whole (the warehouse): rows show only after ``commit``.
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
