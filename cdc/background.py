@@ -33,7 +33,7 @@ def lower_priority(nice: int = NICE) -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
 
 
-class Part(Protocol):
+class BackgroundPart(Protocol):
     """A part of capture's process that has such a thread."""
 
     def join(self, within_s: float) -> None:
@@ -41,7 +41,7 @@ class Part(Protocol):
         ...
 
 
-def join(parts: Iterable[Part | None], within_s: float = JOIN_S) -> None:
+def join(parts: Iterable[BackgroundPart | None], within_s: float = JOIN_S) -> None:
     """Joins all of them, within so long together."""
     deadline = time.monotonic() + within_s
     for part in parts:

@@ -35,7 +35,7 @@ LETTERS_MAX: Final = 10_000
 
 
 class LetterState(StrEnum):
-    """What became of a letter."""
+    """How a letter stands."""
 
     ASIDE = "set aside"
     EDITED = "edited"
@@ -126,8 +126,8 @@ def box_of(sink: object) -> LetterBox | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """Of each change of a batch whether the store holds it, or a later one of its key (``there``), and whether it was written now."""
+class TakenChanges:
+    """Says of each change of a batch whether the store holds it, or a later one of its key (``there``), and whether it was written now."""
 
     there: npt.NDArray[np.bool_]
     written: npt.NDArray[np.bool_]
@@ -164,7 +164,7 @@ class Letters:
         """The ids of those that a change of the table as a whole ends."""
         return [one.id for one in self.of(topic) if one.position < position]
 
-    def ended(self, topic: str, keys: Callable[[], pa.Array], positions: npt.NDArray[np.int64], taken: Taken) -> list[str]:
+    def ended(self, topic: str, keys: Callable[[], pa.Array], positions: npt.NDArray[np.int64], taken: TakenChanges) -> list[str]:
         """The ids of those that these changes of the topic end: the store has taken a later one of their key, or itself, now that it can.
 
         ``keys``: gives each change's, and is asked only where the topic has letters; ``taken``: which changes the store has taken, and which of them changed it.

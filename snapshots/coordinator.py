@@ -42,7 +42,7 @@ from snapshots.agenda import Agenda, Selection
 from snapshots.copy import Abandoned, copy_blocks, read_rows
 from snapshots.feed import PREFIX, SnapshotFeed, Watermarks
 from snapshots.jobs import Board
-from snapshots.logged import NOTHING_LOGGED, LoggedRows, next_keys
+from snapshots.loggedrows import NOTHING_LOGGED, LoggedRows, next_keys
 from snapshots.plan import MissingKeys
 from snapshots.progress import SnapshotProgress
 from snapshots.requests import Requests

@@ -231,7 +231,7 @@ class SnapshotProgress:
             return self._records[oid].since if oid in self._records else 0
 
     def swept(self, oid: int, run: int) -> None:
-        """What the source has no longer is deleted, durably. Passed over when the table has started over since."""
+        """Notes that what the source has no longer is deleted, durably. Passed over when the table has started over since."""
         with self._lock:
             if oid in self._records and self._runs[oid] == run:
                 self._records[oid] = replace(self._records[oid], since=0)

@@ -103,14 +103,14 @@ class Await:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """→ ``Position | None`` (``logged.LoggedRows.since``)."""
+    """→ ``Position | None`` (``loggedrows.LoggedRows.since``)."""
 
     source: SourceTable
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """→ the keys that ``logged.LoggedRows.unread`` gives, for ``NextKeys``."""
+    """→ the keys that ``loggedrows.LoggedRows.unread`` gives, for ``NextKeys``."""
 
     source: SourceTable
     since: int

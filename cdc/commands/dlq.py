@@ -113,7 +113,7 @@ def replay(
     timeout: Timeout = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Try again, for example once a field's mapping was changed. A row that the store takes is no dead letter any more. Exit 1 if one is not taken."""
+    """Try again, for example once a field's mapping was changed. A row that the store takes is not a dead letter any more. Exit 1 if one is not taken."""
     settings = invocation(context).settings()
     found = _chosen(settings, store, letters, table, every=every)
     _decide(settings, store, LetterRequest(Verb.REPLAY, found, _operator()), timeout, as_json=as_json)

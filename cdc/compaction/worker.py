@@ -16,10 +16,10 @@ from cdc.background import JOIN_S, Interrupted, Notes, lower_priority
 from cdc.compaction import retention
 from cdc.compaction.ages import AgeKeeper
 from cdc.compaction.bounds import WHILE_SCARCE, Settled, TopicPoints, Worth, bounds, due
-from cdc.compaction.emptied import Emptied, made_whole
 from cdc.compaction.merge import Merged, compact
 from cdc.compaction.pins import Pins, StorePin
 from cdc.compaction.space import Space
+from cdc.compaction.wholeness import Emptied, made_whole
 from cdc.diskspace import FULL, free_bytes
 from cdc.log.contract import LogReader, LogUpkeep, Topic
 from cdc.log.home import open_reader

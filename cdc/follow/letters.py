@@ -1,4 +1,4 @@
-"""What operators decide about a store's dead letters (`cdc dlq`), carried out by the store's follower between two ranges.
+"""Decisions of operators about a store's dead letters (`cdc dlq`), carried out by the store's follower between two ranges.
 
 The follower holds the store's lease, so nobody else writes meanwhile, and a letter that is there has no later change at or below what is applied.
 Each decision first writes the row, then the letter, and its request goes last: whatever is interrupted is done again and comes to the same.

@@ -27,7 +27,7 @@ from cdc.errors import HeadwaterError, ProtocolError, SourceError, SourceUnreach
 from cdc.inbox.writerside import Inbox, check_names
 from cdc.ingest.definitions import Evolving
 from cdc.ingest.intake import Intake
-from cdc.ingest.logged import LoggedTables
+from cdc.ingest.loggedtables import LoggedTables
 from cdc.ingest.meter import Meter
 from cdc.ingest.preparation import Preparation
 from cdc.ingest.round import Round, begun

@@ -41,7 +41,7 @@ class LetterRequest:
 
 @dataclass(frozen=True, slots=True)
 class LetterAnswer:
-    """What became of one letter. ``done``: what was asked for; otherwise ``text`` says why not, without a value of the row."""
+    """The outcome for one letter. ``done``: what was asked for; otherwise ``text`` says why not, without a value of the row."""
 
     letter: str
     done: bool

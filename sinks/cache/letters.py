@@ -31,7 +31,7 @@ class CacheLetters:
         self._known: Letters | None = None
 
     def reload(self) -> None:
-        """What was known of them does not count any more."""
+        """Forgets what was known of them."""
         self._known = None
 
     @property

@@ -22,7 +22,7 @@ from sinks.cache.resp import Frame, Limits, RequestPart, RowFrames, deletions, p
 from sinks.cache.transactions import Chain, RedisTransactions
 from sinks.cache.values import Form, Written
 from sinks.contract import DeadLetter, Outcome
-from sinks.deadletters import Letter, Taken, last_of_keys
+from sinks.deadletters import Letter, TakenChanges, last_of_keys
 from sinks.render.jsonrows import Texts
 
 LIMITS: Final = Limits(rows=500, bytes=1 << 19)
@@ -155,7 +155,7 @@ class Rowwriter:
         there = np.ones(len(positions), np.bool_)
         held = there.copy()
         held[dead] = False
-        ended = known.ended(topic, lambda: named, positions, Taken(there, held))
+        ended = known.ended(topic, lambda: named, positions, TakenChanges(there, held))
         return self.letters.settled(letters, ended), letters
 
 

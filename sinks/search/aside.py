@@ -1,4 +1,4 @@
-"""What stands in the index in the place of a row that it cannot hold: a document that says "deleted", at the row's own version.
+"""The index's place of a row that it cannot hold: a document that says "deleted", at the row's own version.
 
 So nobody finds the row as it was before, and a late write of an older change loses, as against any other delete. First the letter is recorded, then the
 document is written, and both come before the commit that covers the row: after a crash in between the row is brought again, and both are done again.
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cdc.model.batch import POSITION, topic_schema
 from cdc.model.topic import TopicSchema
-from sinks.deadletters import Letter, LetterState, Taken, as_deletes
+from sinks.deadletters import Letter, LetterState, TakenChanges, as_deletes
 from sinks.render.jsonrows import Style
 from sinks.retry import Fate
 from sinks.search import bulk
@@ -43,7 +43,7 @@ class Aside:
                 letters.keep(replace(one, state=LetterState.ASIDE, values={}))
         fates = np.empty(len(batch), np.int8)
         fates[verdicts.rows] = verdicts.fates
-        taken = Taken(np.isin(fates, (Fate.WRITTEN, Fate.STALE)), fates == Fate.WRITTEN)
+        taken = TakenChanges(np.isin(fates, (Fate.WRITTEN, Fate.STALE)), fates == Fate.WRITTEN)
         ended = {*letters.known.ended(schema.topic, ids, positions, taken), *self._replaced(found)}
         if ended:
             letters.forget(ended)

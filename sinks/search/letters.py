@@ -26,7 +26,7 @@ class SearchLetters:
         self._known: Letters | None = None
 
     def reload(self) -> None:
-        """What was known of them does not count any more."""
+        """Forgets what was known of them."""
         self._known = None
 
     @property

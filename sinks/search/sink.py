@@ -116,12 +116,15 @@ class SearchSink:
             request_bytes=options.request_bytes,
             dead_share_max=options.dead_share_max,
         )
-        self._aside = Aside(self._tables, self._rows)
         self._barriers = SearchBarriers(self._cluster, self._tables, self._rows)
         self._purging = Purging(self._cluster, self._tables, self._barriers, options.purge_after_s, clock)
         self._looks = StoreLooks(self._ledger, self._tables, clock)
         self._documents = Documents(self._cluster, self._tables, self._choices)
         self._epoch: int | None = None
+
+    @property
+    def _aside(self) -> Aside:
+        return Aside(self._tables, self._rows)
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
         jsonrows.warm_up()

@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from sinks.memory import STORES, Store
+from sinks.memory import STORES
+from sinks.memoryunits import Store
 
 PUT_BACK_WITHIN_S: Final = 60.0
 

@@ -165,7 +165,7 @@ MUTANTS = (
     ),
     Mutant(
         "a reader goes on from before a DELETE that is gone", "cdc/log/embedded/reader.py",
-        "or retired.raised <= known)", "or True)", ("tests/unit/log/test_upkeep.py",),
+        "(not 0 < after < retired.floor - 1 or knows)", "True", ("tests/unit/log/test_upkeep.py",),
     ),
     Mutant(
         "a store goes on from before a DELETE that is gone", "sinks/followedlog.py",
@@ -197,7 +197,7 @@ MUTANTS = (
         "least = dropped if 0 < dropped <= upto else 0", "least = 0", ("-k", "lacks_something", COMPACTION),
     ),
     Mutant("the confirmed LSN goes back", "cdc/capture/feedback.py", "max(self.durable_lsn, lsn)", "lsn", ("tests/unit/capture/test_feedback.py",)),
-    Mutant("a store forgets where a TRUNCATE was", "sinks/memory.py", "        self.floor = max(self.floor, barrier.position)\n", "", TWIN),
+    Mutant("a store forgets where a TRUNCATE was", "sinks/memoryunits.py", "        self.floor = max(self.floor, barrier.position)\n", "", TWIN),
     Mutant(
         "what was written again stands beside what it replaces", "sinks/barrier.py",
         "    if barrier.rows is not RowsBefore.KEPT:\n", "    if barrier.rows is RowsBefore.GONE:\n", ("tests/unit/sinks/test_barrier.py",),
@@ -206,8 +206,8 @@ MUTANTS = (
         "another table's rows stay", "sinks/barrier.py",
         "return change.empties or (held is not None and not same_origin(held, change.schema))", "return change.empties", ("tests/unit/sinks/test_barrier.py",),
     ),
-    Mutant("an equal position wins", "sinks/memory.py", "if key in self.rows and self.rows[key][0] >= position:", "if key in self.rows and self.rows[key][0] > position:", TWIN),
-    Mutant("what a commit covers is written again", "sinks/memory.py", "if position <= self.mark.cut.position or position <= self.floor:", "if position <= self.floor:", TWIN),
+    Mutant("an equal position wins", "sinks/memoryunits.py", "if key in self.rows and self.rows[key][0] >= position:", "if key in self.rows and self.rows[key][0] > position:", TWIN),
+    Mutant("what a commit covers is written again", "sinks/memoryunits.py", "if position <= self.mark.cut.position or position <= self.floor:", "if position <= self.floor:", TWIN),
     Mutant("applied is recorded before the rows are written", "sinks/memory.py",
         "        for topic in list(self._staged):\n", "        ledger.mark = mark\n        for topic in list(self._staged):\n",
         ("-k", "middle", "tests/unit/sinks/test_memory.py")),

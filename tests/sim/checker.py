@@ -35,7 +35,7 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import Op
 from cdc.model.position import Cut, Position
 from cdc.model.table import DERIVED_OID, Table
-from sinks.memory import Store
+from sinks.memoryunits import Store
 from tests.sim import compacted
 from tests.sim.disk import ModelDisk
 from tests.sim.entries import Entry, Folded, merged, of_batches, with_old_rows

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.position import Cut, Position
-from sinks.memory import Options, Store
+from sinks.memory import Options
+from sinks.memoryunits import Store
 from tests.sim.checker import Checker
 from tests.sim.course import Course
 from tests.sim.life import Life

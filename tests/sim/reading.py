@@ -17,7 +17,7 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
-from cdc.ingest.logged import LoggedTables
+from cdc.ingest.loggedtables import LoggedTables
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import Op
 from cdc.model.selection import matches
@@ -28,7 +28,7 @@ from snapshots.catalog import Look, SourceTable
 from snapshots.copy import Block, read_rows
 from snapshots.feed import SnapshotFeed, Watermarks
 from snapshots.jobs import Board, Job
-from snapshots.logged import next_keys
+from snapshots.loggedrows import next_keys
 from snapshots.plan import RANGE_PARTS, KeyList, PageRange
 from snapshots.progress import SnapshotProgress
 from snapshots.session import Unreachable

@@ -12,7 +12,7 @@ from cdc.model.position import Cut, Position
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import SchemaPolicy
 from sinks.contract import Shape
-from sinks.memory import Store, TableUnit
+from sinks.memoryunits import Store, TableUnit
 from sinks.reshape import same_origin
 from tests.sim.tables import Key, Row, first_name, key_of
 from tests.sim.violation import Violation

@@ -24,7 +24,8 @@ from cdc.model.evolution import TopicChange, topic_change_of
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import EpochPassed, Outcome, Shape
-from sinks.memory import STORES, Call, MemoryAnswer, MemorySink, Options, Store, TableUnit, Unit
+from sinks.memory import STORES, MemorySink, Options
+from sinks.memoryunits import Call, MemoryAnswer, Store, TableUnit, Unit
 from tests.contract.rows import ORDERS, order, upserts
 from tests.sim.storecheck import Terms
 from tests.sim.violation import Violation

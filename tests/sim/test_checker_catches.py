@@ -46,7 +46,8 @@ from cdc.model.topic import TopicSchema
 from cdc.pgvalues import columns
 from cdc.state import stops
 from sinks import barrier, memory, reshape
-from sinks.memory import Call, MemoryAnswer, MemorySink, TableUnit
+from sinks.memory import MemorySink
+from sinks.memoryunits import Call, MemoryAnswer, TableUnit
 from snapshots import requestjobs, worker
 from snapshots.agenda import Agenda
 from snapshots.feed import Chunk, SnapshotFeed

@@ -22,7 +22,8 @@ from cdc.state.letterrequests import LetterRequest, Verb
 from cdc.state.strangers import forget
 from sinks import make_sink
 from sinks.deadletters import Letter, LetterState
-from sinks.memory import STORES, Options, Store
+from sinks.memory import STORES, Options
+from sinks.memoryunits import Store
 from tests.contract.rows import ORDERS, batch, order, upserts
 from tests.logs import LooseLog
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import PositionGone
-from cdc.ingest.logged import LoggedTables
+from cdc.ingest.loggedtables import LoggedTables
 from cdc.log.memory import MemoryLog, MemoryReader
 from cdc.model.batch import Op
 from cdc.model.evolution import Kind

@@ -16,7 +16,7 @@ SHARED = {
 }
 """Names that several classes have today, with how many."""
 
-NOUNS = {"feed", "mapping", "meaning", "standing"}
+NOUNS = {"beginning", "feed", "holding", "mapping", "meaning", "standing"}
 """They look like participles; a standing is what an index, or a writer, knows of how far a store is."""
 
 ENDINGS = ("ations", "ation", "ions", "ion", "ings", "ing", "ers", "er", "ors", "or", "ed", "es", "s", "ment", "able", "y")

@@ -19,7 +19,7 @@ from cdc.capture.feedback import Feedback
 from cdc.capture.stream import Connection, Stream
 from cdc.capture.toast import ToastMemory
 from cdc.ingest.intake import Intake
-from cdc.ingest.logged import LoggedTables
+from cdc.ingest.loggedtables import LoggedTables
 from cdc.ingest.loop import Ingest
 from cdc.ingest.meter import Meter
 from cdc.log.embedded.reader import EmbeddedLogReader

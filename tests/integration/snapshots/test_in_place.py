@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from cdc.errors import PositionGone
-from cdc.ingest.logged import LoggedTables
+from cdc.ingest.loggedtables import LoggedTables
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import OP, Op, table_of
 from cdc.model.evolution import schema_change_of

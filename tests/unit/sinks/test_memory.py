@@ -13,7 +13,8 @@ from cdc.errors import StoreError
 from cdc.model.batch import Op
 from cdc.model.position import ZERO_CUT
 from cdc.model.topic import TopicSchema
-from sinks.memory import STORES, Call, MemoryAnswer, MemorySink, Options
+from sinks.memory import STORES, MemorySink, Options
+from sinks.memoryunits import Call, MemoryAnswer
 from tests.contract.rows import ORDERS, PAIRS, batch, order, schema, upserts
 from tests.logs import LooseLog, cut
 

@@ -29,7 +29,8 @@ from cdc.replay.rows import SLICES
 from cdc.state import status, stops
 from sinks import memory, options_model
 from sinks.contract import Outcome, Traits
-from sinks.memory import STORES, MemorySink, Options, Store
+from sinks.memory import STORES, MemorySink, Options
+from sinks.memoryunits import Store
 from tests.contract.rows import ORDERS, batch, order
 
 

@@ -23,7 +23,8 @@ from cdc.model.position import Lsn
 from cdc.model.topic import TopicSchema
 from cdc.state import rebuilds, status, stops
 from cdc.state.lease import FOLDER, Lease
-from sinks.memory import STORES, MemorySink, Options, Store
+from sinks.memory import STORES, MemorySink, Options
+from sinks.memoryunits import Store
 from tests.contract.rows import ORDERS, PAIRS, batch, order
 
 MODES = [{}, {"sequenced": True}, {"staged": True}]

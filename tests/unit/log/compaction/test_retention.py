@@ -15,11 +15,11 @@ from cdc.compaction import ages as ages_module
 from cdc.compaction import retention
 from cdc.compaction.ages import AGES, AGES_FILE, AgeKeeper, Ages, known
 from cdc.compaction.bounds import Settled, TopicPoints, bounds
-from cdc.compaction.emptied import made_whole
 from cdc.compaction.merge import compact
 from cdc.compaction.pins import Pins
 from cdc.compaction.retention import Old, kept_from
 from cdc.compaction.standing import compact_now, kept
+from cdc.compaction.wholeness import made_whole
 from cdc.compaction.worker import Compaction, retired
 from cdc.errors import LogCorrupt, PositionGone
 from cdc.log.contract import LogReader, Topic, present_history

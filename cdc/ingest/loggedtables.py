@@ -1,4 +1,4 @@
-"""What the log has of a table that is read again (``snapshots.logged.LoggedRows``), computed from the log alone."""
+"""The log's rows of a table that is read again (``snapshots.loggedrows.LoggedRows``), computed from the log alone."""
 
 from __future__ import annotations
 

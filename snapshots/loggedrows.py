@@ -1,4 +1,4 @@
-"""What the log has of a table, for whoever reads it again in place of that: a port, as the log's past is for others to compute."""
+"""The log's rows of a table, for whoever reads it again in place of that: a port, as the log's past is for others to compute."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LoggedRows(Protocol):
 
 
 class NothingLogged:
-    """Of no table anything is known, so that each that is read again is emptied first."""
+    """A log of which nothing is known, so that each that is read again is emptied first."""
 
     def since(self, table: Table, index: Sequence[str]) -> Position | None:  # noqa: ARG002
         return None
