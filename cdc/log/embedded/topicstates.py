@@ -53,7 +53,7 @@ _log = structlog.get_logger("states")
 
 @dataclass(frozen=True, slots=True)
 class StateRecord:
-    """What a record says. ``history``: the log's, when it was made. ``last``: position and LSN of the topic's last change at or below the cut; zeros without one.
+    """The content of a record. ``history``: the log's, when it was made. ``last``: position and LSN of the topic's last change at or below the cut; zeros without one.
     ``size``: bytes of the files together."""
 
     log: str
