@@ -54,7 +54,7 @@ def live_rows(log: LogReader, topic: str, upto: Position, *, memory_bytes: int =
 
 @dataclass(frozen=True, slots=True)
 class Condensed:
-    """The number of changes, and these as batches in position order."""
+    """A number of changes, as batches in position order."""
 
     rows: int
     batches: Iterator[pa.RecordBatch]
