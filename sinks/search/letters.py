@@ -81,7 +81,7 @@ class SearchLetters:
 
     def _send(self, actions: Iterable[tuple[Mapping[str, Any], Letter | None]]) -> None:
         """Returns once they are durable. Raises StoreError (retryable) when the cluster does not take them."""
-        lines = [line for action, letter in actions for line in (json.dumps(action), letter.to_json() if letter else None) if line]
+        lines = [line for action, letter in actions for line in (json.dumps(action), _document(letter) if letter else None) if line]
         if not lines:
             return
         body, params = ("\n".join(lines) + "\n").encode(), {"require_alias": "true"}
@@ -94,9 +94,17 @@ class SearchLetters:
             )
 
 
+def _document(letter: Letter) -> str:
+    """The whole letter as one text, as answers do not give fractions as numbers; beside it what can be searched."""
+    said = {"table": letter.table, "position": int(letter.position), "reason": letter.reason, "letter": letter.to_json()}
+    return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+
+
 def _letter(source: Mapping[str, Any]) -> Letter | None:
-    """None for what nobody here wrote."""
+    """None for what nobody here wrote. Earlier versions wrote no more than what can be searched."""
     try:
-        return Letter.from_json(json.dumps(source))
+        if "letter" in source:
+            return Letter.from_json(str(source["letter"]))
+        return Letter(str(source["table"]), Position(int(source["position"])), str(source["reason"]))
     except (ValueError, KeyError, TypeError):
         return None
