@@ -132,11 +132,11 @@ def _of_number(data: Bytes, offsets: Places, number: int, starts: Places, ends: 
             at = _next_sign(data, first + 1, end)
             while at < end and data[at] != _ARRAY_END:
                 wanted += 1
-                at = _next_sign(data, _behind_value(data, at, end), end)
+                at = _next_sign(data, max(_behind_value(data, at, end), at + 1), end)  # onward, whatever the text is
         count = 0
         at = _next_sign(data, first + 1, end)
         while wanted >= 0 and at < end and data[at] != _ARRAY_END:
-            behind = _behind_value(data, at, end)
+            behind = max(_behind_value(data, at, end), at + 1)
             if count == wanted:
                 starts[row], ends[row] = at, behind
                 break
@@ -199,7 +199,8 @@ def _text(value: Value, step: pa.Scalar) -> tuple[Value, Value | None]:
     if not pc.any(escaped, min_count=0).as_py():
         return bare.cast(pa.utf8()), None
     rows = pc.indices_nonzero(pc.fill_null(escaped, False))
-    read, states = [], []
+    read: list[bytes | None] = []
+    states: list[str | None] = []
     for text in found.take(rows).to_pylist():
         try:
             read.append(json.loads(text, strict=False).encode())
