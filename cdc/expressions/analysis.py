@@ -170,9 +170,10 @@ class Analyst:
             made = folded(term, kind)
             if made is not None:
                 return made
-        return self.applied(
-            term.at, next(one for one in CASTS if one.name == kind.name and one.arguments[0].name == term.type.name), [term]
-        )
+        entry = _entry_of_cast(term.type, kind)
+        if entry is None:
+            raise Refusal(term.at, f"{term.type} and {kind} do not meet in one type", "cast one of them")
+        return self.applied(term.at, entry, [term])
 
     # --- SQL's own forms
 
@@ -362,7 +363,7 @@ class Analyst:
             return self.coerced(term, kind)
         if term.type.name == kind.name:
             return replace(term, type=kind)
-        entry = next((one for one in CASTS if one.name == kind.name and one.arguments[0].name == term.type.name), None)
+        entry = _entry_of_cast(term.type, kind)
         if entry is not None:
             return self.applied(at, entry, [term])
         if {term.type.name, kind.name} & {"date", "timestamp", "timestamptz"}:
@@ -388,3 +389,7 @@ def _first(errors: Sequence[str]) -> str:
 
 def _a(kind: PgType) -> str:
     return f"an {kind}" if str(kind)[0] in "aeiou" else f"a {kind}"
+
+
+def _entry_of_cast(source: PgType, target: PgType) -> Entry | None:
+    return next((one for one in CASTS if one.name == target.name and one.arguments[0].name == source.name), None)

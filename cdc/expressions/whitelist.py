@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
-from cdc.expressions import casts, moments, numbers, texts
+from cdc.expressions import casts, documents, moments, numbers, texts
 from cdc.expressions.entry import Entry
 
 
 def _table() -> Mapping[str, tuple[Entry, ...]]:
     found: dict[str, list[Entry]] = defaultdict(list)
-    for room in (numbers, texts, moments):
+    for room in (numbers, texts, moments, documents):
         for entry in room.entries():
             found[entry.name].append(entry)
     return {name: tuple(of) for name, of in found.items()}
@@ -110,7 +110,8 @@ REFUSED: Final[Mapping[str, tuple[str, str]]] = {
         ("it is a window function", _ROW),
     ),
     **dict.fromkeys(
-        ("generate_series", "unnest", "jsonb_array_elements", "jsonb_each", "jsonb_object_keys"), ("it gives many rows", _ROW)
+        ("generate_series", "unnest", "jsonb_array_elements", "jsonb_each", "jsonb_object_keys", "jsonb_each_text"),
+        ("it gives many rows", _ROW),
     ),
     **dict.fromkeys(
         ("power", "pow", "^", "sqrt", "exp", "ln", "log", "sin", "cos", "tan", "cbrt"),

@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/configuration.md and docs/documents.md: ``make docs``. With the word ``configuration`` only the first, which needs no server."""
+"""Writes the generated parts of docs/configuration.md, docs/expressions.md and docs/documents.md: ``make docs``. With the word ``configuration`` or ``expressions`` only that page, which needs no server."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from cdc.embedded.postgres import NEWEST, VOLATILE, Postgres
 from cdc.embedded.valkey import Valkey
 from cdc.spark import session
 from tests.conftest import Cache
-from tests.documents import configuration
+from tests.documents import configuration, expressions
 from tests.documents.page import PAGE, parts
 from tests.documents.writing import written
 
 
 def main() -> None:
-    configuration.PAGE.write_text(written(configuration.PAGE, configuration.parts()), encoding="utf-8")
-    if sys.argv[1:] == ["configuration"]:
+    for name, page in (("configuration", configuration), ("expressions", expressions)):
+        if sys.argv[1:] in ([], [name]):
+            page.PAGE.write_text(written(page.PAGE, page.parts()), encoding="utf-8")
+    if sys.argv[1:]:
         return
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-docs-")))

@@ -13,6 +13,8 @@ from cdc.expressions.entry import MEANINGS
 from cdc.expressions.pgtype import BOOL, DATE, ENUM, FLOAT8, INT4, INT8, JSONB, NUMERIC, TEXT, TIMESTAMP, TIMESTAMPTZ, opaque
 from cdc.expressions.whitelist import CASTS, ENTRIES, REFUSED
 from cdc.model.batch import EXACT, EXACT_TYPE
+from tests.documents import expressions
+from tests.documents.writing import written
 
 COLUMNS = {
     "id": INT8,
@@ -229,3 +231,36 @@ def test_values_of_strangers_neither_hang_nor_grow_without_limit() -> None:
     assert values("status LIKE '%a%a%a%a%a%a_a%a%b'", kinds, rows) == [False, False]
     grown = compile(f"replace(replace(status, 'a', '{'b' * 300}'), 'b', '{'c' * 300}')", kinds).evaluate(rows)
     assert grown.failed.to_pylist() == ["54000", "54000"]
+
+
+def test_a_text_that_is_no_document_ends_the_scan() -> None:
+    broken = [
+        "[}",
+        "[}}",
+        '{"a',
+        '{"a"',
+        '{"a":',
+        '{"a":}',
+        '"',
+        '"\\',
+        "",
+        "[",
+        "[[",
+        "[1",
+        "{",
+        ",",
+        "[" * 100_000,
+        '{"a":' * 50_000,
+        '["\\"',
+        '{"a": "\\ud800"}',
+    ]
+    rows = batch(doc=pa.array(broken))
+    for text in ("doc->'a'", "doc->>'a'", "doc->0", "doc->-1", "doc->>5", "doc->'a'->'a'->>0"):
+        assert len(compile(text, {"doc": JSONB}).evaluate(rows).values) == len(broken), text
+    assert compile("doc->>'a'", {"doc": JSONB}).evaluate(rows).failed.to_pylist()[-1] == "0A000"
+
+
+def test_the_page_is_what_the_whitelist_says() -> None:
+    assert expressions.PAGE.read_text(encoding="utf-8") == written(expressions.PAGE, expressions.parts()), (
+        "run .venv/bin/python -m tests.documents expressions"
+    )

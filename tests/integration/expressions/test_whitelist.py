@@ -13,7 +13,7 @@ from cdc.embedded.postgres import NEWEST
 from cdc.expressions import Expression, compile
 from cdc.expressions.entry import NOT_HELD, Entry
 from cdc.expressions.expression import Result
-from cdc.expressions.pgtype import FLOAT4, FLOATS
+from cdc.expressions.pgtype import FLOAT4, FLOATS, TEXT
 from cdc.expressions.whitelist import CASTS, ENTRIES
 from cdc.model.pgtypes import canonical_text
 from tests.conftest import SEED_VARIABLE, PostgresServers, _database
@@ -42,6 +42,7 @@ PATTERNS = (
     "(",
     "%'%",
 )
+KEYS = ("'a'", "'b'", "''", "'a b'", "'c\"d'", "'é'", "'aa'", "'0'", "'\\'")
 
 
 def written(entry: Entry, cast: bool = False) -> Iterator[str]:
@@ -63,6 +64,9 @@ def written(entry: Entry, cast: bool = False) -> Iterator[str]:
         yield f"position({columns[1]} IN {columns[0]})"
     elif entry.name.startswith("unary"):
         yield f"{entry.name[6:]}{columns[0]}"
+    elif entry.name.startswith("->"):
+        steps = KEYS if entry.arguments[1] is TEXT else ("0", "1", "-1", "-2", "7", "-2147483648")
+        yield from (f"{columns[0]} {entry.name} {step}" for step in steps)
     elif entry.constants:
         yield from (f"{entry.name}({columns[0]}, {digits})" for digits in CONSTANTS[entry.name])
     elif entry.name[0].isalpha():
