@@ -1,4 +1,4 @@
-"""What an expression is made of once it is parsed: names and constants, and what is done with them. Pure."""
+"""The parts of an expression once it is parsed: names and constants, and what is done with them. Pure."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ Syntax = Name | Number | Quoted | Truth | Operation | Call | Case | Cast | Colla
 
 
 def children(syntax: Syntax) -> tuple[Syntax, ...]:
-    """What stands within it."""
+    """The parts directly within it."""
     match syntax:
         case Operation(operands=parts) | Call(arguments=parts) | Array(items=parts):
             return parts
