@@ -94,7 +94,7 @@ Syntax = Name | Number | Quoted | Truth | Operation | Call | Case | Cast | Colla
 
 
 def children(syntax: Syntax) -> tuple[Syntax, ...]:
-    """The parts that stand within it."""
+    """The parts directly within it."""
     match syntax:
         case Operation(operands=parts) | Call(arguments=parts) | Array(items=parts):
             return parts
