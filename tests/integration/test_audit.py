@@ -431,6 +431,7 @@ def test_stores_with_a_choice_of_columns_are_compared_through_it(
     stores = {"cache": cache, twin: {"kind": "memory", "tables": {"public.t": {"exclude": ["u", "c"], "rename": {"a": "title"}}}}}
     settings = settings_of(postgres, tmp_path, stores)
     with service(settings):
+        assert all(result.equal for result in audit(settings, timeout_s=CATCH_UP_S)), "the names are those of now"
         for statement in (
             "update public.t set u = 1.20, n = 7 where id < 10",
             "alter table public.t rename a to body",
