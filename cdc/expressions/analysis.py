@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from cdc.expressions import constants, decimals, texts
-from cdc.expressions.entry import Entry, filled
+from cdc.expressions.entry import WhitelistEntry, filled
 from cdc.expressions.overloads import chosen_entry, spelled, unknown
 from cdc.expressions.pgtype import (
     BOOL,
@@ -20,9 +20,9 @@ from cdc.expressions.pgtype import (
     UNKNOWN,
     PgType,
 )
-from cdc.expressions.plan import Step
-from cdc.expressions.refusal import Refusal, near
-from cdc.expressions.syntax import Array, Call, Case, Cast, Collated, Name, Number, Operation, Quoted, Syntax, Truth
+from cdc.expressions.plan import PlanStep
+from cdc.expressions.refusal import PartRefused, near
+from cdc.expressions.syntax import Array, Case, Cast, Collated, FunctionCall, Name, NumberLiteral, Operation, Quoted, Syntax, Truth
 from cdc.expressions.term import Term, folded, number
 from cdc.expressions.whitelist import CASTS, ENTRIES, WORDS_OF_FORMS
 
@@ -34,16 +34,16 @@ class Analyst:
         self._columns = columns
         self.read: dict[str, str] = {}
         """The columns that the expression reads → what they are called in the steps."""
-        self.steps: list[Step] = []
+        self.steps: list[PlanStep] = []
 
     # --- what every syntax is
 
     def term(self, syntax: Syntax) -> Term:
-        """The value of this syntax. Raises Refusal."""
+        """The value of this syntax. Raises PartRefused."""
         match syntax:
             case Name(at, name):
                 return self._column(at, name)
-            case Number(at, text):
+            case NumberLiteral(at, text):
                 return number(at, text)
             case Quoted(at, text):
                 return Term(at, UNKNOWN, constant=text)
@@ -51,7 +51,7 @@ class Analyst:
                 return Term(at, BOOL, constant=value)
             case Operation():
                 return self._operation(syntax)
-            case Call(at, name, arguments):
+            case FunctionCall(at, name, arguments):
                 return self._call(at, name, arguments)
             case Case():
                 return self._case(syntax)
@@ -60,26 +60,26 @@ class Analyst:
             case Collated(at, value):
                 return replace(self._text(self.term(value), "COLLATE"), collated=True)
             case Array(at):
-                raise Refusal(at, "an array can only stand in = ANY (…), <> ALL (…) and array_position(…, x)")
+                raise PartRefused(at, "an array can only stand in = ANY (…), <> ALL (…) and array_position(…, x)")
 
     def boolean(self, syntax: Syntax, where: str) -> Term:
         term = self.term(syntax)
         if term.type is UNKNOWN:
             term = self.coerced(term, BOOL)
         if term.type.name != "bool":
-            raise Refusal(term.at, f"{where} takes booleans, and this is {_a(term.type)}")
+            raise PartRefused(term.at, f"{where} takes booleans, and this is {_a(term.type)}")
         return term
 
     def _text(self, term: Term, where: str) -> Term:
         if term.type is UNKNOWN:
             term = self.coerced(term, TEXT)
         if term.type.name != "text":
-            raise Refusal(term.at, f"{where} takes texts, and this is {_a(term.type)}")
+            raise PartRefused(term.at, f"{where} takes texts, and this is {_a(term.type)}")
         return term
 
     def _column(self, at: int, name: str) -> Term:
         if name not in self._columns:
-            raise Refusal(
+            raise PartRefused(
                 at,
                 f"column {name} does not exist",
                 near(name, self._columns) or "the columns are those of the table, by their own names",
@@ -93,9 +93,9 @@ class Analyst:
         number = len(self.steps)
         needs = tuple(dict.fromkeys(name for term in of for name in term.needs))
         name = f"v{number}"
-        self.steps.append(Step(name, needs, sql))
+        self.steps.append(PlanStep(name, needs, sql))
         if error:
-            self.steps.append(Step(f"e{number}", (*needs, name), error))
+            self.steps.append(PlanStep(f"e{number}", (*needs, name), error))
         collated = any(term.collated for term in of) and kind.name == "text"
         return Term(at, kind, name, f"e{number}" if error else "", collated=collated)
 
@@ -103,12 +103,12 @@ class Analyst:
         number = len(self.steps)
         needs = tuple(dict.fromkeys(term.name for term in of if term.name))
         state = f"s{number}"
-        self.steps.append(Step(f"v{number}", needs, kernel=kernel, arguments=tuple(term.argument for term in of), state=state))
+        self.steps.append(PlanStep(f"v{number}", needs, kernel=kernel, arguments=tuple(term.argument for term in of), state=state))
         before = [term.error for term in of if term.error]
-        self.steps.append(Step(f"e{number}", (*before, state), _first([*before, state])))
+        self.steps.append(PlanStep(f"e{number}", (*before, state), _first([*before, state])))
         return Term(at, kind, f"v{number}", f"e{number}", collated=any(term.collated for term in of) and kind.name == "text")
 
-    def applied(self, at: int, entry: Entry, of: Sequence[Term]) -> Term:
+    def applied(self, at: int, entry: WhitelistEntry, of: Sequence[Term]) -> Term:
         """The entry's value of these arguments, which have its types."""
         if entry.kernel is not None:
             return self._kernel(at, entry.result, entry.kernel, of)
@@ -140,9 +140,9 @@ class Analyst:
         ]
         for place in entry.constants:
             if not given[place].is_constant:
-                raise Refusal(given[place].at, f"{spelled(name)} needs a constant here")
+                raise PartRefused(given[place].at, f"{spelled(name)} needs a constant here")
         if entry.collated and not any(term.collated for term in given):
-            raise Refusal(
+            raise PartRefused(
                 at,
                 f"{spelled(name)} of texts depends on the database's collation",
                 'write COLLATE "C" behind a text: (x COLLATE "C")',
@@ -150,20 +150,20 @@ class Analyst:
         if entry.given is not None:
             wrong = entry.given([term.constant if term.is_constant else None for term in given])
             if wrong:
-                raise Refusal(given[entry.constants[0]].at, wrong)
+                raise PartRefused(given[entry.constants[0]].at, wrong)
         if name == "like" and given[1].constant is not None:
             given[1] = replace(given[1], constant=texts.regular(given[1].constant))
         return self.applied(at, entry, given)
 
     def coerced(self, term: Term, kind: PgType) -> Term:
-        """The term as one of this type, to which Postgres casts it by itself. Raises Refusal for a constant that cannot be read as one."""
+        """The term as one of this type, to which Postgres casts it by itself. Raises PartRefused for a constant that cannot be read as one."""
         if term.type is UNKNOWN:
             if term.constant is None:
                 return replace(term, type=kind)
             try:
                 return replace(term, type=kind, constant=constants.read(kind, term.constant))
             except ValueError as error:
-                raise Refusal(term.at, str(error)) from None
+                raise PartRefused(term.at, str(error)) from None
         if term.type.name == kind.name:
             return replace(term, type=kind)
         if term.is_constant:
@@ -172,7 +172,7 @@ class Analyst:
                 return made
         entry = _entry_of_cast(term.type, kind)
         if entry is None:
-            raise Refusal(term.at, f"{term.type} and {kind} do not meet in one type", "cast one of them")
+            raise PartRefused(term.at, f"{term.type} and {kind} do not meet in one type", "cast one of them")
         return self.applied(term.at, entry, [term])
 
     # --- SQL's own forms
@@ -203,13 +203,13 @@ class Analyst:
                 return self._logic(at, "and", [self.resolved(at, ">=", (value, low)), self.resolved(at, "<=", (value, high))])
             case "any =" | "all <>":
                 if not isinstance(operands[1], Array):
-                    raise Refusal(
+                    raise PartRefused(
                         at, "ANY and ALL take an array that is written out", "write x = ANY (ARRAY['a', 'b']) or x IN ('a', 'b')"
                     )
                 found = self._among(at, self.term(operands[0]), [self.term(one) for one in operands[1].items])
                 return found if name == "any =" else self._made(at, BOOL, f"NOT {found.sql}", [found], found.error)
         if name.startswith(("any ", "all ")):
-            raise Refusal(at, f"{name.split()[1]} with {name.split()[0].upper()} is not possible", "only = ANY and <> ALL are")
+            raise PartRefused(at, f"{name.split()[1]} with {name.split()[0].upper()} is not possible", "only = ANY and <> ALL are")
         if name not in ENTRIES:
             raise unknown(at, name)
         return self.resolved(at, name, [self.term(one) for one in operands])
@@ -265,7 +265,7 @@ class Analyst:
             return self._position(at, syntax)
         terms = [self.term(one) for one in syntax]
         if not terms or (name == "nullif" and len(terms) != 2):
-            raise Refusal(at, f"{name} takes {'two' if name == 'nullif' else 'at least one'}")
+            raise PartRefused(at, f"{name} takes {'two' if name == 'nullif' else 'at least one'}")
         if name == "nullif":
             return self._nullif(at, *terms)
         kind = self._common(at, terms)
@@ -305,7 +305,7 @@ class Analyst:
 
     def _position(self, at: int, syntax: Sequence[Syntax]) -> Term:
         if len(syntax) != 2 or not isinstance(syntax[0], Array):
-            raise Refusal(
+            raise PartRefused(
                 at, "array_position takes an array that is written out", "write array_position(ARRAY['new', 'paid'], status)"
             )
         terms = [self.term(one) for one in (*syntax[0].items, syntax[1])]
@@ -326,11 +326,11 @@ class Analyst:
                 found = replace(found, bounds=None)
             elif found in NUMBERS or found.name == "numeric":
                 if kind.name not in [one.name for one in NUMBERS]:
-                    raise Refusal(at, f"{found} and {kind} do not meet in one type", "cast one of them")
+                    raise PartRefused(at, f"{found} and {kind} do not meet in one type", "cast one of them")
                 ranks = [one.name for one in NUMBERS]
                 found = replace(max(found, kind, key=lambda one: ranks.index(one.name)), bounds=None)
             else:
-                raise Refusal(at, f"{found} and {kind} do not meet in one type", "cast one of them")
+                raise PartRefused(at, f"{found} and {kind} do not meet in one type", "cast one of them")
         return replace(found, bounds=None) if len(kinds) > 1 or found.name == "numeric" else found
 
     # --- casts
@@ -339,19 +339,19 @@ class Analyst:
         term = self.term(syntax.value)
         kind = NAMES.get(syntax.type_name)
         if kind is None:
-            raise Refusal(
+            raise PartRefused(
                 syntax.at,
                 f"casts to {syntax.type_name} are not possible",
                 f"possible are: {', '.join(sorted({str(one) for one in NAMES.values()}))}",
             )
         if syntax.modifiers and kind.name != "numeric":
-            raise Refusal(syntax.at, f"a length or precision of {kind} is not possible", "cast to the type alone")
+            raise PartRefused(syntax.at, f"a length or precision of {kind} is not possible", "cast to the type alone")
         found = self._cast_to(syntax.at, term, kind)
         if not syntax.modifiers:
             return found
         precision, scale = (*syntax.modifiers, 0)[:2]
         if not 1 <= precision <= 1000 or not -1000 <= scale <= 1000:
-            raise Refusal(syntax.at, "the precision of numeric is from 1 to 1000, and its scale from -1000 to 1000")
+            raise PartRefused(syntax.at, "the precision of numeric is from 1 to 1000, and its scale from -1000 to 1000")
         found = replace(found, at=syntax.at)
         return replace(
             self._kernel(syntax.at, NUMERIC, decimals.bounded(precision, scale), [found]),
@@ -367,12 +367,12 @@ class Analyst:
         if entry is not None:
             return self.applied(at, entry, [term])
         if {term.type.name, kind.name} & {"date", "timestamp", "timestamptz"}:
-            raise Refusal(
+            raise PartRefused(
                 at,
                 f"a cast from {term.type} to {kind} depends on the session's settings",
                 "of a timestamptz write AT TIME ZONE 'UTC' first; for parts of a date extract(…)",
             )
-        raise Refusal(at, f"a cast from {term.type} to {kind} is not possible")
+        raise PartRefused(at, f"a cast from {term.type} to {kind} is not possible")
 
 
 _DISTINCT: Final = {
@@ -391,5 +391,5 @@ def _a(kind: PgType) -> str:
     return f"an {kind}" if str(kind)[0] in "aeiou" else f"a {kind}"
 
 
-def _entry_of_cast(source: PgType, target: PgType) -> Entry | None:
+def _entry_of_cast(source: PgType, target: PgType) -> WhitelistEntry | None:
     return next((one for one in CASTS if one.name == target.name and one.arguments[0].name == source.name), None)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.expressions.entry import NOT_HELD, Entry, Value
+from cdc.expressions.entry import NOT_HELD, Value, WhitelistEntry
 from cdc.expressions.pgtype import INT2, INT4, JSONB, TEXT
 from cdc.kernels.jit import kernel
 
@@ -27,13 +27,13 @@ _OBJECT, _OBJECT_END, _ARRAY, _ARRAY_END, _BLANK = ord("{"), ord("}"), ord("["),
 _ABSENT: Final = -1
 
 
-def entries() -> Iterator[Entry]:
+def entries() -> Iterator[WhitelistEntry]:
     for kind in (TEXT, INT2, INT4):
-        yield Entry("->", (JSONB, kind), JSONB, kernel=lambda value, step: (_member(value, step), None), constants=(1,))
-        yield Entry("->>", (JSONB, kind), TEXT, kernel=_text, constants=(1,))
+        yield WhitelistEntry("->", (JSONB, kind), JSONB, kernel=lambda value, step: (_member(value, step), None), constants=(1,))
+        yield WhitelistEntry("->>", (JSONB, kind), TEXT, kernel=_text, constants=(1,))
     kinds = (("{", "object"), ("[", "array"), ('"', "string"), ("t", "boolean"), ("f", "boolean"), ("n", "null"))
     whens = " ".join(f"WHEN '{sign}' THEN '{name}'" for sign, name in kinds)
-    yield Entry(
+    yield WhitelistEntry(
         "jsonb_typeof",
         (JSONB,),
         TEXT,

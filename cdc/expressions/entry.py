@@ -43,7 +43,7 @@ Kernel = Callable[..., tuple[Value, Value | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class WhitelistEntry:
     """``sql``: the value by its arguments ``{0}``, ``{1}`` …; ``errors``: (condition, SQLSTATE) in order, where ``{v}`` is the value.
 
     Numbers of type numeric come to ``sql`` as text, and to a ``kernel`` as decimals where their column has a scale, else as text. ``constants``:

@@ -18,7 +18,7 @@ from cdc.expressions.outside import given, handed_out
 from cdc.expressions.parser import parsed
 from cdc.expressions.pgtype import BOOL, TEXT, UNKNOWN, PgType
 from cdc.expressions.plan import Block, planned, run, spread
-from cdc.expressions.refusal import Refusal
+from cdc.expressions.refusal import PartRefused
 from cdc.expressions.term import Term
 from cdc.model.batch import EXACT
 
@@ -100,13 +100,13 @@ def compile(text: str, columns: Mapping[str, PgType], expects: PgType | None = N
         if term.type is UNKNOWN:
             term = analyst.coerced(term, expects or TEXT)
         if term.type.name in ("own", "opaque", "enum"):
-            raise Refusal(
+            raise PartRefused(
                 term.at, f"the result is {term.type}, which an expression only compares", "write x::text, or name the column itself"
             )
         if expects is not None and term.type.name != expects.name:
             wanted = "a condition is boolean" if expects.name == BOOL.name else f"{expects} is expected"
-            raise Refusal(term.at, f"{wanted}, and this is {term.type}")
-    except Refusal as refusal:
+            raise PartRefused(term.at, f"{wanted}, and this is {term.type}")
+    except PartRefused as refusal:
         raise refusal.placed(text) from None
     blocks = planned(analyst.steps, analyst.read.values(), term.needs)
     return Expression(text, term.type, tuple(analyst.read), dict(columns), expects, blocks, term)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from cdc.expressions.entry import MOMENT_OUT_OF_RANGE, Entry, missing
+from cdc.expressions.entry import MOMENT_OUT_OF_RANGE, WhitelistEntry, missing
 from cdc.expressions.numbers import COMPARED
 from cdc.expressions.pgtype import BOOL, DATE, INT2, INT4, NUMERIC, TEXT, TIMESTAMP, TIMESTAMPTZ
 
@@ -44,29 +44,29 @@ _DAYS_OF_TIME: Final = f"CAST({_floored(_OWN_TIME, DAY)} AS INTEGER)"
 _TIME_OF_DAY: Final = f"(((({_OWN_TIME}) % {DAY}) + {DAY}) % {DAY})"
 
 
-def entries() -> Iterator[Entry]:
+def entries() -> Iterator[WhitelistEntry]:
     for sign in COMPARED:
         for kind in (BOOL, DATE, TIMESTAMP, TIMESTAMPTZ):
-            yield Entry(sign, (kind, kind), BOOL, f"{{0}} {sign} {{1}}")
+            yield WhitelistEntry(sign, (kind, kind), BOOL, f"{{0}} {sign} {{1}}")
     yield from _date_arithmetic()
-    yield Entry("timezone", (TEXT, TIMESTAMPTZ), TIMESTAMP, "{1}", word="UTC")
-    yield Entry("timezone", (TEXT, TIMESTAMP), TIMESTAMPTZ, "{1}", word="UTC")
+    yield WhitelistEntry("timezone", (TEXT, TIMESTAMPTZ), TIMESTAMP, "{1}", word="UTC")
+    yield WhitelistEntry("timezone", (TEXT, TIMESTAMP), TIMESTAMPTZ, "{1}", word="UTC")
     for kind in (DATE, TIMESTAMP, TIMESTAMPTZ):
         endless = _ENDLESS_DATE if kind is DATE else _ENDLESS_TIME
-        yield Entry("isfinite", (kind,), BOOL, f"NOT ({endless})")
+        yield WhitelistEntry("isfinite", (kind,), BOOL, f"NOT ({endless})")
     yield from _truncation()
     yield from _fields()
 
 
-def _date_arithmetic() -> Iterator[Entry]:
+def _date_arithmetic() -> Iterator[WhitelistEntry]:
     failed = ((missing(2), MOMENT_OUT_OF_RANGE),)
     for kind in (INT2, INT4):
         for sign in "+-":
-            yield Entry(sign, (DATE, kind), DATE, _moved("{0}", sign, "{1}"), failed, lenient=True)
-        yield Entry("+", (kind, DATE), DATE, _moved("{1}", "+", "{0}"), failed, lenient=True)
+            yield WhitelistEntry(sign, (DATE, kind), DATE, _moved("{0}", sign, "{1}"), failed, lenient=True)
+        yield WhitelistEntry("+", (kind, DATE), DATE, _moved("{1}", "+", "{0}"), failed, lenient=True)
     either = f"{_ENDLESS_DATE} OR {_ENDLESS_DATE.replace('{0}', '{1}')}"
     days = f"CAST(CASE WHEN NOT ({either}) THEN CAST({{0}} AS BIGINT) - CAST({{1}} AS BIGINT) END AS INTEGER)"
-    yield Entry("-", (DATE, DATE), INT4, days, ((either, MOMENT_OUT_OF_RANGE),))
+    yield WhitelistEntry("-", (DATE, DATE), INT4, days, ((either, MOMENT_OUT_OF_RANGE),))
 
 
 def _moved(date: str, sign: str, days: str) -> str:
@@ -75,19 +75,19 @@ def _moved(date: str, sign: str, days: str) -> str:
     return f"CAST(CASE WHEN {_ENDLESS_DATE.replace('{0}', date)} THEN {date} ELSE {near} END AS INTEGER)"
 
 
-def _truncation() -> Iterator[Entry]:
+def _truncation() -> Iterator[WhitelistEntry]:
     for unit, length in _UNITS.items():
         sql = f"CASE WHEN {_ENDLESS_TIME} THEN {{1}} ELSE {_floored('{1}', length)} * {length} END".replace("{0}", "{1}")
-        yield Entry("date_trunc", (TEXT, TIMESTAMP), TIMESTAMP, sql, word=unit)
+        yield WhitelistEntry("date_trunc", (TEXT, TIMESTAMP), TIMESTAMP, sql, word=unit)
     days = _DAYS_OF_TIME.replace("{0}", "{1}")
     for unit in ("week", "month", "quarter", "year"):
         first = f"(CAST(date_trunc('{unit}', DATE '1970-01-01' + {days}) AS DATE) - DATE '1970-01-01')"
         sql = f"CASE WHEN {_ENDLESS_TIME.replace('{0}', '{1}')} THEN {{1}} ELSE CAST({first} AS BIGINT) * {DAY} END"
         low = (f"{{v}} < {FIRST_TIME} AND NOT ({_ENDLESS_TIME.replace('{0}', '{1}')})", MOMENT_OUT_OF_RANGE)
-        yield Entry("date_trunc", (TEXT, TIMESTAMP), TIMESTAMP, sql, (low,), word=unit)
+        yield WhitelistEntry("date_trunc", (TEXT, TIMESTAMP), TIMESTAMP, sql, (low,), word=unit)
 
 
-def _fields() -> Iterator[Entry]:
+def _fields() -> Iterator[WhitelistEntry]:
     """Numbers, which is text to the engine. Of infinity a field that rises for ever is infinite, and any other NULL."""
     for kind, days, endless in ((DATE, _DAYS_OF_DATE, _ENDLESS_DATE), (TIMESTAMP, _DAYS_OF_TIME, _ENDLESS_TIME)):
         moved = [one.replace("{0}", "{1}") for one in (days, endless)]
@@ -115,5 +115,5 @@ def _six_digits(microseconds: str) -> str:
     return f"CAST({microseconds} // 1000000 AS VARCHAR) || '.' || lpad(CAST({microseconds} % 1000000 AS VARCHAR), 6, '0')"
 
 
-def _extract(field: str, kind: object, sql: str) -> Entry:
-    return Entry("extract", (TEXT, kind), NUMERIC, sql, word=field)  # type: ignore[arg-type]
+def _extract(field: str, kind: object, sql: str) -> WhitelistEntry:
+    return WhitelistEntry("extract", (TEXT, kind), NUMERIC, sql, word=field)  # type: ignore[arg-type]

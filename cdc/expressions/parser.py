@@ -10,8 +10,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from cdc.expressions.refusal import Refusal
-from cdc.expressions.syntax import Array, Call, Case, Cast, Collated, Name, Number, Operation, Quoted, Syntax, Truth, below
+from cdc.expressions.refusal import PartRefused
+from cdc.expressions.syntax import (
+    Array,
+    Case,
+    Cast,
+    Collated,
+    FunctionCall,
+    Name,
+    NumberLiteral,
+    Operation,
+    Quoted,
+    Syntax,
+    Truth,
+    below,
+)
 from cdc.expressions.tokenreader import RESERVED, TokenReader, shown
 from cdc.expressions.tokens import Token, tokens
 
@@ -78,13 +91,13 @@ _SETTINGS: Final = frozenset(
 
 
 def parsed(text: str) -> Syntax:
-    """The syntax of one expression. Raises Refusal."""
+    """The syntax of one expression. Raises PartRefused."""
     found = tokens(text)
     if len(found) > MOST_TOKENS:
-        raise Refusal(found[MOST_TOKENS].at, f"the expression has more than {MOST_TOKENS:,} words and signs")
+        raise PartRefused(found[MOST_TOKENS].at, f"the expression has more than {MOST_TOKENS:,} words and signs")
     parser = _Parser(found)
     if found[0].kind == "end":
-        raise Refusal(0, "the expression is empty")
+        raise PartRefused(0, "the expression is empty")
     syntax = parser.expression(_OR)
     parser.end()
     too_deep = below(syntax, DEEPEST)
@@ -103,12 +116,12 @@ class _Parser(TokenReader):
         if token.kind == "end":
             return
         if token.text in ("over", "filter", "within"):
-            raise Refusal(token.at, "window functions and aggregates are not possible: an expression sees one row")
+            raise PartRefused(token.at, "window functions and aggregates are not possible: an expression sees one row")
         if token.text == "[":
-            raise Refusal(token.at, "subscripts are not possible")
+            raise PartRefused(token.at, "subscripts are not possible")
         if token.text in _COMPARISONS or token.text == "is":
-            raise Refusal(token.at, f"{token.text.upper()} cannot follow another one without parentheses", "write (a = b) = c")
-        raise Refusal(token.at, f"{shown(token)} is not expected here")
+            raise PartRefused(token.at, f"{token.text.upper()} cannot follow another one without parentheses", "write (a = b) = c")
+        raise PartRefused(token.at, f"{shown(token)} is not expected here")
 
     # --- operators
 
@@ -131,9 +144,9 @@ class _Parser(TokenReader):
         if token.kind == "sign" and token.text in ("+", "-"):
             self.next += 1
             operand = self.expression(_SIGN)
-            if isinstance(operand, Number):  # Postgres, too, makes one constant of it: -9223372036854775808 is a bigint
+            if isinstance(operand, NumberLiteral):  # Postgres, too, makes one constant of it: -9223372036854775808 is a bigint
                 negative = operand.text[1:] if operand.text.startswith("-") else "-" + operand.text
-                return (Number(token.at, negative) if token.text == "-" else operand), _SIGN
+                return (NumberLiteral(token.at, negative) if token.text == "-" else operand), _SIGN
             return Operation(token.at, f"unary {token.text}", (operand,)), _SIGN
         return self._postfix(self._primary()), _TYPED
 
@@ -143,7 +156,7 @@ class _Parser(TokenReader):
             if self.take("::"):
                 value = Cast(at, value, *self.type_name())
             elif self.ahead("["):
-                raise Refusal(at, "subscripts are not possible")
+                raise PartRefused(at, "subscripts are not possible")
             else:
                 return value
 
@@ -199,7 +212,7 @@ class _Parser(TokenReader):
             if least > _ZONE:
                 return None
             self.next += 3
-            return Call(at, "timezone", (self.expression(_ZONE + 1), left)), _ZONE
+            return FunctionCall(at, "timezone", (self.expression(_ZONE + 1), left)), _ZONE
         negated = self.ahead("not")
         word = self.tokens[self.next + negated].text if self.token.kind == "name" else ""
         if word not in ("between", "in", "like", "ilike", "similar") or least > _AMONG or bound == _AMONG:
@@ -211,7 +224,7 @@ class _Parser(TokenReader):
     def _among(self, left: Syntax, word: str, at: int) -> Syntax:
         if word == "between":
             if self.take("symmetric"):
-                raise Refusal(at, "BETWEEN SYMMETRIC is not possible", "write x BETWEEN least(a, b) AND greatest(a, b)")
+                raise PartRefused(at, "BETWEEN SYMMETRIC is not possible", "write x BETWEEN least(a, b) AND greatest(a, b)")
             self.take("asymmetric")
             low = self.expression(_OTHER)
             self.demand("and")
@@ -223,15 +236,15 @@ class _Parser(TokenReader):
         if word == "like":
             pattern = self.expression(_AMONG + 1)
             if self.ahead("escape"):
-                raise Refusal(self.token.at, "ESCAPE is not possible", "escape % and _ with a backslash")
+                raise PartRefused(self.token.at, "ESCAPE is not possible", "escape % and _ with a backslash")
             return Operation(at, "like", (left, pattern))
         if word == "ilike":
-            raise Refusal(
+            raise PartRefused(
                 at,
                 "ILIKE depends on the database's collation",
                 "write lower(x COLLATE \"C\") LIKE 'abc%', which changes ASCII letters only",
             )
-        raise Refusal(at, "SIMILAR TO is not possible", "write LIKE, or several of them with OR")
+        raise PartRefused(at, "SIMILAR TO is not possible", "write LIKE, or several of them with OR")
 
     def _tested(self, left: Syntax) -> Syntax:
         at = self.token.at
@@ -254,7 +267,9 @@ class _Parser(TokenReader):
         name = self.token
         self.next += 1
         if name.kind not in ("quoted", "name") or name.text not in ("C", "POSIX"):
-            raise Refusal(name.at, 'of the collations only "C" is possible, which is the same on every server', 'write COLLATE "C"')
+            raise PartRefused(
+                name.at, 'of the collations only "C" is possible, which is the same on every server', 'write COLLATE "C"'
+            )
         return Collated(at, left)
 
     # --- what operators stand between
@@ -262,10 +277,10 @@ class _Parser(TokenReader):
     def _primary(self) -> Syntax:
         token = self.token
         if token.kind == "end":
-            raise Refusal(token.at, "a value is missing at the end")
+            raise PartRefused(token.at, "a value is missing at the end")
         if token.kind == "number":
             self.next += 1
-            return Number(token.at, token.text)
+            return NumberLiteral(token.at, token.text)
         if token.kind == "text":
             self.next += 1
             return Quoted(token.at, token.text)
@@ -273,12 +288,12 @@ class _Parser(TokenReader):
             self.refuse_subquery()
             inner = self.expression(_OR)
             if self.ahead(","):
-                raise Refusal(token.at, "row values are not possible", "compare column by column")
+                raise PartRefused(token.at, "row values are not possible", "compare column by column")
             self.demand(")")
             return inner
         if token.kind in ("name", "quoted"):
             return self._named(token)
-        raise Refusal(token.at, f"a value is missing before {shown(token)}")
+        raise PartRefused(token.at, f"a value is missing before {shown(token)}")
 
     def _named(self, token: Token) -> Syntax:
         self.refuse_subquery()
@@ -289,7 +304,7 @@ class _Parser(TokenReader):
         self.next += 1
         if self.ahead("."):
             if self.take(".", "*"):
-                raise Refusal(token.at, "* is not possible: name the column")
+                raise PartRefused(token.at, "* is not possible: name the column")
             return self._qualified(token)
         if self.take("("):
             return self._call(token)
@@ -301,7 +316,7 @@ class _Parser(TokenReader):
                 return Cast(token.at, value, name, modifiers)
             self.next += 1
         if token.kind == "name" and token.text in RESERVED:
-            raise Refusal(
+            raise PartRefused(
                 token.at, f"{token.text.upper()} is not expected here", f'a column of that name is written "{token.text}"'
             )
         return Name(token.at, token.text)
@@ -312,9 +327,9 @@ class _Parser(TokenReader):
         self.next += 1
         if self.take("("):
             if token.text != "pg_catalog":
-                raise Refusal(token.at, "functions of the database's own are not possible", "use Postgres's own functions")
+                raise PartRefused(token.at, "functions of the database's own are not possible", "use Postgres's own functions")
             return self._call(second)
-        raise Refusal(token.at, "an expression sees one row's columns", f"write {second.text} alone")
+        raise PartRefused(token.at, "an expression sees one row's columns", f"write {second.text} alone")
 
     def _keyword(self, token: Token) -> Syntax | None:
         word, at = token.text, token.at
@@ -331,7 +346,7 @@ class _Parser(TokenReader):
             if not self.take("["):
                 self.demand("(")
                 self.refuse_subquery()
-                raise Refusal(at, "subqueries are not possible: an expression sees one row")
+                raise PartRefused(at, "subqueries are not possible: an expression sees one row")
             return Array(at, self._list("]"))
         if self.take("cast", "("):
             value = self.expression(_OR)
@@ -340,7 +355,7 @@ class _Parser(TokenReader):
             self.demand(")")
             return Cast(at, value, name, modifiers)
         if word in _SETTINGS:
-            raise Refusal(
+            raise PartRefused(
                 at, f"{word} is not the same for everybody who asks, or at every time", "an expression may only depend on the row"
             )
         return None
@@ -367,17 +382,17 @@ class _Parser(TokenReader):
         """Behind the opening parenthesis."""
         name, at = token.text, token.at
         if self.take("*", ")"):
-            raise Refusal(at, f"{name}(*) is an aggregate: an expression sees one row")
+            raise PartRefused(at, f"{name}(*) is an aggregate: an expression sees one row")
         if self.ahead("distinct") or self.ahead("variadic"):
-            raise Refusal(self.token.at, f"{self.token.text.upper()} is not possible here")
+            raise PartRefused(self.token.at, f"{self.token.text.upper()} is not possible here")
         if name == "extract" and token.kind == "name":
             return self._extract(at)
         if name == "trim" and token.kind == "name":
             return self._trim(at)
         arguments = self._list_of_call(name)
         if self.ahead("over") or self.ahead("filter", "(") or self.ahead("within"):
-            raise Refusal(at, f"{name} is a window function or an aggregate here: an expression sees one row")
-        return Call(at, name, arguments)
+            raise PartRefused(at, f"{name} is a window function or an aggregate here: an expression sees one row")
+        return FunctionCall(at, name, arguments)
 
     def _list_of_call(self, name: str) -> tuple[Syntax, ...]:
         if self.take(")"):
@@ -399,8 +414,8 @@ class _Parser(TokenReader):
 
     def _substring(self, whole: Syntax) -> tuple[Syntax, ...]:
         if self.ahead("similar"):
-            raise Refusal(self.token.at, "SUBSTRING … SIMILAR is not possible")
-        start: Syntax = Number(self.token.at, "1")
+            raise PartRefused(self.token.at, "SUBSTRING … SIMILAR is not possible")
+        start: Syntax = NumberLiteral(self.token.at, "1")
         if self.take("from"):
             start = self.expression(_OR)
         found = (whole, start)
@@ -417,21 +432,21 @@ class _Parser(TokenReader):
         self.demand("from")
         value = self.expression(_OR)
         self.demand(")")
-        return Call(at, "extract", (Quoted(field.at, field.text), value))
+        return FunctionCall(at, "extract", (Quoted(field.at, field.text), value))
 
     def _trim(self, at: int) -> Syntax:
         name = next(
             (made for side, made in (("both", "btrim"), ("leading", "ltrim"), ("trailing", "rtrim")) if self.take(side)), "btrim"
         )
         if self.take("from"):
-            return Call(at, name, self._list(")"))
+            return FunctionCall(at, name, self._list(")"))
         first = self.expression(_OR)
         if self.take("from"):
-            return Call(at, name, (*self._list(")"), first))
+            return FunctionCall(at, name, (*self._list(")"), first))
         if self.take(","):
-            return Call(at, name, (first, *self._list(")")))
+            return FunctionCall(at, name, (first, *self._list(")")))
         self.demand(")")
-        return Call(at, name, (first,))
+        return FunctionCall(at, name, (first,))
 
     def _list(self, end: str) -> tuple[Syntax, ...]:
         """At least one, and the closing sign."""
@@ -442,7 +457,7 @@ class _Parser(TokenReader):
         return tuple(found)
 
 
-def _too_deep(at: int) -> Refusal:
-    return Refusal(
+def _too_deep(at: int) -> PartRefused:
+    return PartRefused(
         at, f"the expression is nested more than {DEEPEST} levels deep", "of many sums in a row put parentheses around some"
     )

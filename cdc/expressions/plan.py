@@ -19,7 +19,7 @@ from cdc.expressions.entry import Kernel, Value
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlanStep:
     """Makes the column ``name`` from the columns ``needs``: by SQL, or by a kernel of ``arguments`` (columns' names and constants).
 
     ``state``: the column of SQLSTATEs that a kernel makes as well.
@@ -44,17 +44,17 @@ class _Query:
     makes: tuple[str, ...]
 
 
-Block = _Query | Step
+Block = _Query | PlanStep
 
 _ROW: Final = "one"
 """A column that is always there, so that an expression of constants has rows, too."""
 
 
-def planned(steps: Sequence[Step], columns: Iterable[str], wanted: Sequence[str]) -> tuple[Block, ...]:
+def planned(steps: Sequence[PlanStep], columns: Iterable[str], wanted: Sequence[str]) -> tuple[Block, ...]:
     """The blocks in order. ``columns``: there from the beginning; ``wanted``: read at the end."""
     known = set(columns)
     left = list(steps)
-    rounds: list[list[Step]] = []
+    rounds: list[list[PlanStep]] = []
     while left:
         ready = [step for step in left if known.issuperset(step.needs)]
         queries = [step for step in ready if step.kernel is None]
@@ -75,7 +75,7 @@ def planned(steps: Sequence[Step], columns: Iterable[str], wanted: Sequence[str]
     return tuple(blocks)
 
 
-def _query(levels: Sequence[Sequence[Step]], later: set[str]) -> _Query:
+def _query(levels: Sequence[Sequence[PlanStep]], later: set[str]) -> _Query:
     made = [step.name for level in levels for step in level]
     reads = sorted({name for level in levels for step in level for name in step.needs} - set(made))
     kept = [*reads, _ROW]
@@ -91,7 +91,7 @@ def run(blocks: Sequence[Block], columns: dict[str, pa.Array], length: int) -> d
     """All columns that the blocks make, beside those that are given."""
     found: dict[str, Value] = dict(columns)
     for block in blocks:
-        if isinstance(block, Step):
+        if isinstance(block, PlanStep):
             _run_kernel(block, found)
         else:
             rows = {name: spread(found[name], length) for name in block.reads} | {_ROW: pa.nulls(length, pa.int8())}
@@ -101,7 +101,7 @@ def run(blocks: Sequence[Block], columns: dict[str, pa.Array], length: int) -> d
     return found
 
 
-def _run_kernel(step: Step, found: dict[str, Value]) -> None:
+def _run_kernel(step: PlanStep, found: dict[str, Value]) -> None:
     assert step.kernel is not None
     values = [found[one] if isinstance(one, str) else one for one in step.arguments]
     found[step.name], states = step.kernel(*values)

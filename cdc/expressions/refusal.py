@@ -23,7 +23,7 @@ def _again(message: str, line: int, column: int, hint: str | None) -> Expression
     return ExpressionRefused(message.partition(": ")[2], line, column, hint=hint)
 
 
-class Refusal(Exception):
+class PartRefused(Exception):
     """The same before its place is known as a line and a column. ``at``: characters before it."""
 
     def __init__(self, at: int, message: str, hint: str | None = None) -> None:

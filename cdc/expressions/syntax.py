@@ -14,7 +14,7 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class NumberLiteral:
     """An unsigned or negative numeric constant, as it is written."""
 
     at: int
@@ -47,7 +47,7 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """A function's call."""
 
     at: int
@@ -90,13 +90,13 @@ class Array:
     items: tuple[Syntax, ...]
 
 
-Syntax = Name | Number | Quoted | Truth | Operation | Call | Case | Cast | Collated | Array
+Syntax = Name | NumberLiteral | Quoted | Truth | Operation | FunctionCall | Case | Cast | Collated | Array
 
 
 def children(syntax: Syntax) -> tuple[Syntax, ...]:
     """The parts directly within it."""
     match syntax:
-        case Operation(operands=parts) | Call(arguments=parts) | Array(items=parts):
+        case Operation(operands=parts) | FunctionCall(arguments=parts) | Array(items=parts):
             return parts
         case Case(whens=whens, otherwise=otherwise):
             return (*(part for when in whens for part in when), otherwise)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from cdc.expressions import constants, decimals
 from cdc.expressions.pgtype import INT4, INT8, INTEGERS, NUMERIC, PgType
-from cdc.expressions.refusal import Refusal
+from cdc.expressions.refusal import PartRefused
 
 _NO_CONSTANT: Final = object()
 
@@ -53,7 +53,7 @@ def number(at: int, text: str) -> Term:
     try:
         return Term(at, NUMERIC, constant=decimals.read(text))
     except ValueError:
-        raise Refusal(at, "the number is too large") from None
+        raise PartRefused(at, "the number is too large") from None
 
 
 def folded(term: Term, kind: PgType) -> Term | None:

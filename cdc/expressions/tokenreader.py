@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cdc.expressions.refusal import Refusal
+from cdc.expressions.refusal import PartRefused
 from cdc.expressions.tokens import Token
 
 RESERVED: Final = frozenset(
@@ -106,10 +106,10 @@ class TokenReader:
         if not self.take(word):
             raise self.unexpected(f"{word.upper()} is missing")
 
-    def unexpected(self, message: str) -> Refusal:
+    def unexpected(self, message: str) -> PartRefused:
         token = self.token
         where = "at the end" if token.kind == "end" else f"before {shown(token)}"
-        return Refusal(token.at, f"{message} {where}")
+        return PartRefused(token.at, f"{message} {where}")
 
     def type_name(self) -> tuple[str, tuple[int, ...]]:
         token = self.token
@@ -129,7 +129,7 @@ class TokenReader:
                 if self.take(word, "time", "zone"):
                     name = f"{name} {word} time zone"
         if self.ahead("[") or self.ahead("array"):
-            raise Refusal(self.token.at, "casts to arrays are not possible")
+            raise PartRefused(self.token.at, "casts to arrays are not possible")
         return name, modifiers
 
     def modifiers(self) -> tuple[int, ...]:
@@ -153,7 +153,7 @@ class TokenReader:
                 return
             if token.text == "values" and self.tokens[self.next + 1].text != "(":
                 return
-            raise Refusal(token.at, "subqueries are not possible: an expression sees one row")
+            raise PartRefused(token.at, "subqueries are not possible: an expression sees one row")
 
 
 def shown(token: Token) -> str:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from cdc.expressions.refusal import Refusal
+from cdc.expressions.refusal import PartRefused
 
 Kind = Literal["name", "quoted", "number", "text", "sign", "end"]
 LONGEST: Final = 10_000
@@ -33,11 +33,11 @@ _ASCII_UPPER: Final = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklm
 
 
 def tokens(text: str) -> list[Token]:
-    """The tokens in order, the last of kind ``end``. Raises Refusal."""
+    """The tokens in order, the last of kind ``end``. Raises PartRefused."""
     if len(text) > LONGEST:
-        raise Refusal(0, f"the expression is longer than {LONGEST:,} characters")
+        raise PartRefused(0, f"the expression is longer than {LONGEST:,} characters")
     if "\0" in text:
-        raise Refusal(text.index("\0"), "Postgres knows no character with the number 0")
+        raise PartRefused(text.index("\0"), "Postgres knows no character with the number 0")
     found = []
     at = _SPACE.match(text).end()  # type: ignore[union-attr]
     while at < len(text):
@@ -55,7 +55,7 @@ def _one(text: str, at: int) -> tuple[Token, int]:
         return Token("quoted", match[1].replace('""', '"'), at), match.end()
     if match := _NUMBER.match(text, at):
         if _NAME.match(text, match.end()):
-            raise Refusal(at, "a number is followed by a letter", "write it with decimal digits, as 1000, 1.5 or 1e6")
+            raise PartRefused(at, "a number is followed by a letter", "write it with decimal digits, as 1000, 1.5 or 1e6")
         return Token("number", match[0], at), match.end()
     if match := _NAME.match(text, at):
         return Token("name", match[0].translate(_ASCII_UPPER), at), match.end()
@@ -66,15 +66,15 @@ def _one(text: str, at: int) -> tuple[Token, int]:
     if match := _OPERATOR.match(text, at):
         return _operator(match[0], at)
     if text[at] in "'\"":
-        raise Refusal(at, "the quotes that begin here do not end")
-    raise Refusal(at, f"{text[at]!r} cannot stand in an expression")
+        raise PartRefused(at, "the quotes that begin here do not end")
+    raise PartRefused(at, f"{text[at]!r} cannot stand in an expression")
 
 
 def _operator(signs: str, at: int) -> tuple[Token, int]:
     """A longer operator ends in + or - only if it contains one of some signs: 5*-3 is a product."""
     for comment in ("--", "/*"):
         if comment in signs:
-            raise Refusal(at + signs.index(comment), "comments are not possible in an expression")
+            raise PartRefused(at + signs.index(comment), "comments are not possible in an expression")
     while len(signs) > 1 and signs[-1] in "+-" and not set(signs) & set("~!@#%^&|`?"):
         signs = signs[:-1]
     return Token("sign", "<>" if signs == "!=" else signs, at), at + len(signs)
@@ -82,10 +82,12 @@ def _operator(signs: str, at: int) -> tuple[Token, int]:
 
 def _refuse_other_forms(text: str, at: int) -> None:
     if _LETTERED.match(text, at):
-        raise Refusal(at, "only plain quotes are possible around a text", "write 'it''s' without a letter before the first quote")
+        raise PartRefused(
+            at, "only plain quotes are possible around a text", "write 'it''s' without a letter before the first quote"
+        )
     if text[at] == "$":
         if re.match(r"\$\d", text[at:]):
-            raise Refusal(at, "parameters are not possible in an expression", "write the value itself")
-        raise Refusal(at, "only plain quotes are possible around a text", "write 'text'")
+            raise PartRefused(at, "parameters are not possible in an expression", "write the value itself")
+        raise PartRefused(at, "only plain quotes are possible around a text", "write 'text'")
     if text[at] == ";":
-        raise Refusal(at, "this is one expression, not a statement", "leave the semicolon out")
+        raise PartRefused(at, "this is one expression, not a statement", "leave the semicolon out")

@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from typing import Final
 
 from cdc.expressions import casts, documents, moments, numbers, texts
-from cdc.expressions.entry import Entry
+from cdc.expressions.entry import WhitelistEntry
 
 
-def _table() -> Mapping[str, tuple[Entry, ...]]:
-    found: dict[str, list[Entry]] = defaultdict(list)
+def _table() -> Mapping[str, tuple[WhitelistEntry, ...]]:
+    found: dict[str, list[WhitelistEntry]] = defaultdict(list)
     for room in (numbers, texts, moments, documents):
         for entry in room.entries():
             found[entry.name].append(entry)
     return {name: tuple(of) for name, of in found.items()}
 
 
-ENTRIES: Final[Mapping[str, tuple[Entry, ...]]] = _table()
+ENTRIES: Final[Mapping[str, tuple[WhitelistEntry, ...]]] = _table()
 """Operators and functions by name."""
-CASTS: Final[tuple[Entry, ...]] = tuple(casts.entries())
+CASTS: Final[tuple[WhitelistEntry, ...]] = tuple(casts.entries())
 """Each under the name of the type that it leads to."""
 FORMS: Final[Mapping[str, str]] = {
     "AND, OR, NOT": "from left to right: what stands behind a decided one is not computed, so `b <> 0 AND a / b > 1` never fails",

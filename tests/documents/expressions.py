@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from cdc.expressions.entry import MEANINGS, Entry
+from cdc.expressions.entry import MEANINGS, WhitelistEntry
 from cdc.expressions.pgtype import NUMBERS
 from cdc.expressions.whitelist import CASTS, ENTRIES, FORMS, REFUSED
 
@@ -41,7 +41,7 @@ def _shown(name: str) -> str:
     return name.upper() if name == "like" else name.replace("unary ", "") + (" x" if name.startswith("unary") else "")
 
 
-def _arguments(entries: Iterable[Entry]) -> str:
+def _arguments(entries: Iterable[WhitelistEntry]) -> str:
     """The arguments that it takes. Where every number can stand it says number, and of smallint and integer, into which Postgres casts it, integer."""
     entries = list(entries)
     numbers = [{str(entry.arguments[at]) for entry in entries if len(entry.arguments) > at} & _NUMBERS for at in range(3)]
@@ -61,7 +61,7 @@ def _arguments(entries: Iterable[Entry]) -> str:
     return "; ".join(lines) + (f", where … is one of {words}" if words else "")
 
 
-def _results(entries: Iterable[Entry]) -> str:
+def _results(entries: Iterable[WhitelistEntry]) -> str:
     return ", ".join(dict.fromkeys(str(entry.result) for entry in entries))
 
 

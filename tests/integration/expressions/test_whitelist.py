@@ -11,7 +11,7 @@ import pytest
 
 from cdc.embedded.postgres import NEWEST
 from cdc.expressions import Expression, compile
-from cdc.expressions.entry import NOT_HELD, Entry
+from cdc.expressions.entry import NOT_HELD, WhitelistEntry
 from cdc.expressions.expression import Result
 from cdc.expressions.pgtype import FLOAT4, FLOATS, TEXT
 from cdc.expressions.whitelist import CASTS, ENTRIES
@@ -45,7 +45,7 @@ PATTERNS = (
 KEYS = ("'a'", "'b'", "''", "'a b'", "'c\"d'", "'é'", "'aa'", "'0'", "'\\'")
 
 
-def written(entry: Entry, cast: bool = False) -> Iterator[str]:
+def written(entry: WhitelistEntry, cast: bool = False) -> Iterator[str]:
     """SQL that comes to this entry."""
     columns = [f"{'ab'[number % 2]}_{kind.name if kind.name != 'own' else 'enum'}" for number, kind in enumerate(entry.arguments)]
     if entry.collated:
