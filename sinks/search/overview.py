@@ -13,7 +13,7 @@ from sinks.followedlog import Followed
 from sinks.search import conditional
 from sinks.search.indices import Found, Indices, by_alias
 from sinks.search.names import Places, places
-from sinks.search.standing import Holding, Standing, copy_of, holding, whole_of
+from sinks.search.standing import HeldExtent, Standing, copy_of, holding, whole_of
 from sinks.search.statements import DOING
 
 
@@ -49,7 +49,7 @@ class Overview:
         """The topic's rows are in this index from now on."""
         self._live[topic] = where
 
-    def look(self, claimed: Mark | None, *, point: bool) -> Holding:
+    def look(self, claimed: Mark | None, *, point: bool) -> HeldExtent:
         """Finds how much of its ledger's claim the store really holds. ``point``: aliases that an operator has moved are put right.
 
         Raises Stopped when an index is fed by another log or holds a history that this log never had.
@@ -78,7 +78,7 @@ class Overview:
         self.seen = {topic: whole.standing for topic, whole in said.items()}
         return holding(self._followed.log, lineage, self._indices.cluster.store, claimed, topics, said)
 
-    def glance(self, claimed: Mark | None) -> Holding:
+    def glance(self, claimed: Mark | None) -> HeldExtent:
         """The same of the indices that were there when it was looked last, in one request: what was created or moved since is not noticed."""
         wanted = [(one.index, identity) for one in self._live.values() for identity in one.ids]
         docs = iter(conditional.read(self._indices.cluster, DOING, wanted))

@@ -203,7 +203,7 @@ def _what_counts(copy: IndexCopy) -> Standing | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class HeldExtent:
     """The extent of what a store holds: ``applied`` is the highest cut that all of it holds; ``held``: per topic how far its own rows are there."""
 
     applied: Cut
@@ -212,7 +212,7 @@ class Holding:
 
 def holding(
     log: LogReader, lineage: Lineage, store: str, claimed: Mark | None, topics: Sequence[Topic], said: Mapping[str, Whole]
-) -> Holding:
+) -> HeldExtent:
     """Compares what the ledger claims (None: it is lost, or was never there) with what the indices say and with the log.
 
     Raises Stopped as ``believed`` and ``refuse_missed`` do.
@@ -234,7 +234,7 @@ def holding(
         else:
             held[topic] = cut.position
             applied = min(applied, cut, key=order)
-    return Holding(applied, held)
+    return HeldExtent(applied, held)
 
 
 def order(cut: Cut) -> tuple[int, int]:

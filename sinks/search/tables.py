@@ -39,7 +39,7 @@ from sinks.search.conditional import Conflict, Guarded
 from sinks.search.indices import Found, Indices
 from sinks.search.names import Places
 from sinks.search.overview import Overview, Where, where_of
-from sinks.search.standing import Holding, Standing
+from sinks.search.standing import HeldExtent, Standing
 from sinks.search.statements import Place, Statements, term_of
 
 
@@ -50,7 +50,7 @@ class Held:
         self.applied: Cut = ZERO_CUT
         self._further: dict[str, Position] = {}
 
-    def found(self, holding: Holding) -> None:
+    def found(self, holding: HeldExtent) -> None:
         """Takes over what a look has found of each table; what is applied does not follow from that for whoever writes."""
         self._further = dict(holding.held)
 
