@@ -155,14 +155,16 @@ def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
 
 
 def check(store: str, options: StoreOptions, schema: TopicSchema) -> None:
-    """Raises ConfigError where something is said of a column that the topic does not have, or a new name given to one that is not held."""
+    """Raises ConfigError where something is said of a column that the topic does not have, a new name given to one that is not held, or one name to two."""
     for pattern, said in _of_topic(options, schema):
         where = f'stores.{store}.tables."{pattern}"'
         for key, names in (("columns", said.columns or ()), ("exclude", said.exclude), ("rename", tuple(said.rename))):
             unknown = [name for name in names if name not in schema.names]
             if unknown and named((pattern,)):
                 raise _unknown(f"{where}.{key}", unknown[0], schema)
-    held = {one.column_name: one for one in bound(store, options, schema).held(schema).fields}
+    holding = bound(store, options, schema)
+    held = {one.column_name: one for one in holding.held(schema).fields}
+    _refuse_collisions(_where(holding, schema), _fields(holding, schema))
     for pattern, said in _of_topic(options, schema):
         for name in said.rename:
             if name in schema.names and (name not in held or not held[name].shown):
@@ -231,8 +233,7 @@ def _unknown(where: str, name: str, schema: TopicSchema) -> ConfigError:
     return ConfigError(f"{where}: {schema.topic} has no column {name}", hint=hint)
 
 
-@lru_cache(maxsize=4096)
-def _held(holding: Holding, schema: TopicSchema) -> TopicSchema:
+def _fields(holding: Holding, schema: TopicSchema) -> list[TopicField]:
     chosen, targets = _chosen(holding, schema), _targets(holding, schema)
     fields = []
     for one in schema.fields:
@@ -249,8 +250,22 @@ def _held(holding: Holding, schema: TopicSchema) -> TopicSchema:
             path = tuple(target.split(".")) if target is not None and "." in target else ()
             renamed = target is not None and target != one.name
             fields.append(replace(one, name=target or one.name, shown=shown, column=one.name if renamed else "", path=path))
+    return fields
+
+
+@lru_cache(maxsize=4096)
+def _held(holding: Holding, schema: TopicSchema) -> TopicSchema:
+    fields = _without_taken(_fields(holding, schema))
     _refuse_collisions(_where(holding, schema), fields)
     return _one(replace(schema, fields=tuple(_objects_together(fields)), holding=holding.text))
+
+
+def _without_taken(fields: Sequence[TopicField]) -> list[TopicField]:
+    """A column whose name a renamed one has taken is not held: whoever may add columns to the table must not be able to stop the store."""
+    taken = {
+        place[:depth] for one in fields if one.column and (place := one.path or (one.name,)) for depth in range(1, len(place) + 1)
+    }
+    return [one for one in fields if one.column or one.key or (one.name,) not in taken]
 
 
 @lru_cache(maxsize=4096)

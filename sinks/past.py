@@ -83,11 +83,17 @@ def rows_under(
 
 
 def rows_and_under(
-    log: LogReader, shape: TopicSchema, upto: Position, position: Position, *, memory_bytes: int = MEMORY_BYTES
+    log: LogReader,
+    shape: TopicSchema,
+    upto: Position,
+    position: Position,
+    *,
+    memory_bytes: int = MEMORY_BYTES,
+    go_on: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-    """The same, each batch behind the rows as they were logged."""
+    """The same, each batch behind the rows as they were logged. ``go_on``: called often; it may raise whatever is to end this."""
     _refuse_gone(log, START)
-    with closing(_History(log, shape.topic, memory_bytes)) as history:
+    with closing(_History(log, shape.topic, memory_bytes, go_on)) as history:
         for batch in history.live(upto):
             yield batch, brought_to(batch, [*history.later(batch), shape], position)
 

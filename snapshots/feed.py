@@ -137,7 +137,8 @@ class SnapshotFeed:
             else:
                 survivors = chunk.window.survivors(chunk.batches)
             if chunk.announces is None and table.oid in self._holds and self._same_shape(table):
-                survivors, completed = self._holds[table.oid].complete(survivors)
+                holds = self._holds[table.oid]
+                survivors, completed = holds.complete(holds.without_their_deletes(survivors))
                 self._cover(table, completed)
                 self._drop_if_empty(table.oid)
             chunk.batches = ()

@@ -102,8 +102,22 @@ class Holds:
         completed: list[Keys] = []
         return [self._complete(batch, completed) for batch in chunk], completed
 
+    def without_their_deletes(self, chunk: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """The chunk without DELETEs of rows that are held: each says that the row was not there yet, since one that came later would have ended the wait."""
+        return [self._without_deletes(batch) for batch in chunk]
+
+    def _without_deletes(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        deletes = batch.column(OP).to_numpy() == int(Op.DELETE)
+        if not self._pieces or not deletes.any():
+            return batch
+        keys, waits = keys_of(batch, self.table), np.zeros(len(batch), np.bool_)
+        for piece in self._pieces:
+            numbers, held = number_keys(keys, piece.keys)
+            waits |= np.isin(numbers, held)
+        return batch.filter(pa.array(~(deletes & waits)))
+
     def _complete(self, batch: pa.RecordBatch, completed: list[Keys]) -> pa.RecordBatch:
-        if not self._pieces:
+        if not self._pieces or not len(batch):
             return batch
         keys = keys_of(batch, self.table)
         kept = []

@@ -110,8 +110,8 @@ class Loads:
         """
         oid = source.table.oid
         run = self._progress.run(oid)
-        since: Position | None = None if self._progress.outright(oid) else (yield Since(source))
-        change = SchemaChange(source.table, Kind.REWRITTEN, empties=since is None)
+        before: Position | None = None if self._progress.outright(oid) else (yield Since(source))
+        change = SchemaChange(source.table, Kind.REWRITTEN, empties=before is None)
         chunk = Chunk(self._watermarks.next(), self._feed.open(source.table), announces=change)
         try:
             self._feed.ready(chunk, ())
@@ -121,5 +121,7 @@ class Loads:
             self._feed.close(chunk.window)
         if chunk.state is State.REFUSED:
             return False
+        # What the stream still had of the time before comes ahead of the announcement: it may be of rows that are gone as well.
+        behind: Position | None = None if before is None else (yield Since(source))
         crashpoint("snapshot.table.announced")
-        return self._progress.announced(oid, run, since or 0)
+        return self._progress.announced(oid, run, (before or 0) if behind is None else behind)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
-from cdc.errors import PositionGone
+import structlog
+
+from cdc.errors import LogAway, LogCorrupt, PositionGone
 from cdc.model.position import Position
 from cdc.model.table import Table
 from snapshots.plan import Key
+
+log = structlog.get_logger("snapshot")
 
 
 class LoggedRows(Protocol):
@@ -41,8 +45,9 @@ NOTHING_LOGGED: Final[LoggedRows] = NothingLogged()
 
 
 def next_keys(keys: Iterator[Sequence[Key]]) -> Sequence[Key] | None:
-    """The answer to ``steps.NextKeys``."""
+    """The answer to ``steps.NextKeys``. Whatever keeps the log's past from being read ends neither capture nor the re-read."""
     try:
         return next(keys, ())
-    except PositionGone:
+    except (PositionGone, LogCorrupt, LogAway, OSError) as error:
+        log.warning("what the log has of the table cannot be read", why=str(error))
         return None

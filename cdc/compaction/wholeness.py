@@ -47,8 +47,9 @@ class Emptied:
         """Whether it was emptied in what is being written, since the last question. Raises LogCorrupt."""
         ranges = self._upkeep.ranges(topic.name)
         after = max(self._read.get(topic.name, 0), ranges[-1].last if ranges else topic.kept_from - 1)
+        found = any(_empties(one) for one in reader.read(topic.name, Position(after), topic.last, present_history(reader)))
         self._read[topic.name] = topic.last
-        return any(_empties(one) for one in reader.read(topic.name, Position(after), topic.last, present_history(reader)))
+        return found
 
     def _last_in(self, closed: ClosedRange, go_on: Callable[[], None]) -> int:
         found = 0

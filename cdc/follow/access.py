@@ -87,7 +87,9 @@ class Opening:
 
     def decide_letters(self, applied: Cut) -> None:
         """Carries out what operators have asked about dead letters. Raises StoreError."""
-        if self._box is not None and Deciding(self.sink, self._box, self._reader, applied).all_asked(self._run_dir):
+        if self._box is not None and Deciding(self.sink, self._box, self._reader, applied, self._options.tables).all_asked(
+            self._run_dir
+        ):
             self.number += 1  # so that workers read them again
 
     @property

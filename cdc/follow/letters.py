@@ -14,8 +14,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from cdc.errors import ConfigError
 from cdc.log.contract import LogReader
 from cdc.model.position import Cut
+from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
 from cdc.state import letterrequests
 from cdc.state.letterrequests import LetterAnswer, LetterRequest, Verb
@@ -24,6 +26,10 @@ from sinks.deadletters import Letter, LetterBox, LetterState, as_deletes
 from sinks.render.rowtext import row_text
 from sinks.reshape import conformed, reshaped
 
+NAMELESS = (
+    "it was set aside by an earlier version, which did not note its key: whether the row has changed since cannot be told; "
+    "drop forgets it, and building the store again (--rebuild) says whether the row can be held"
+)
 GONE = "it is not a dead letter any more: the store holds a later change of the row, or this one"
 
 
@@ -35,6 +41,8 @@ class Deciding:
     box: LetterBox
     log: LogReader
     applied: Cut
+    tables: tuple[str, ...] = ("*",)
+    """The patterns of those that the store follows."""
 
     def all_asked(self, run_dir: Path) -> bool:
         """Carries out every request that waits. Returns whether there was one. Raises StoreError."""
@@ -51,13 +59,23 @@ class Deciding:
         """Carries it out, letter by letter."""
         for wanted in request.letters:
             letter = next((one for one in self.box.letters() if one.id == wanted), None)
-            refused = GONE if letter is None else self._refused(letter, request)
+            try:
+                refused = GONE if letter is None else self._refused(letter, request)
+            except ConfigError as error:  # an answer like any other: the store goes on
+                refused = error.line()
             yield LetterAnswer(wanted, refused is None, refused or _DONE[request.verb])
 
     def _refused(self, letter: Letter, request: LetterRequest) -> str | None:
         """Does what is asked for; why not, where it cannot."""
         if letter.position > self.applied.position:
             return "the store has not come that far yet; ask again"
+        if not letter.key and not letter.whole_table:
+            if request.verb is not Verb.DROP:
+                return NAMELESS
+            self.box.forget([letter.id])
+            return None
+        if not matches(self.tables, letter.table):
+            return f"the store does not follow {letter.table}"
         if request.verb is Verb.DROP:
             return self._drop(letter, request.by)
         if letter.whole_table:
@@ -78,11 +96,12 @@ class Deciding:
         return refused
 
     def _edit(self, letter: Letter, row: pa.RecordBatch, request: LetterRequest) -> str | None:
-        schema, values = self._schema(letter), {**letter.values, **request.values}
+        schema = self._schema(letter)
         assert schema is not None
-        known = {one.name for one in schema.fields if not one.key}
-        if unknown := sorted(set(values) - known):
+        columns = {one.column_name: one.name for one in schema.fields if one.shown and not one.key}
+        if unknown := sorted(set(request.values) - set(columns)):
             return f"the store has no column {unknown[0]} of {letter.table}, or it is in the key"
+        values = {**letter.values, **{columns[name]: value for name, value in request.values.items()}}
         refused = self.box.put(corrected(row, schema, values))
         if refused is None:
             self.box.keep(_decided(replace(letter, values=values), LetterState.EDITED, request.by))

@@ -9,7 +9,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.errors import PositionGone
+from cdc.errors import LogAway, LogCorrupt, PositionGone
 from cdc.log.contract import LogReader, Topic
 from cdc.model.batch import POSITION, first_position
 from cdc.model.position import Position
@@ -34,18 +34,21 @@ class LoggedTables:
         self._logged = logged
 
     def since(self, table: Table, index: Sequence[str]) -> Position | None:
-        with self._opened() as log:
-            topic = _topic(log, table)
-            if topic is None or not _comparable(topic, TopicSchema.of(self._logged(table)), index):
-                return None
-            return log.head().position
+        try:
+            with self._opened() as log:
+                topic = _topic(log, table)
+                if topic is None or not _comparable(topic, TopicSchema.of(self._logged(table)), index):
+                    return None
+                return log.head().position
+        except (LogAway, LogCorrupt, OSError):
+            return None
 
     def unread(self, table: Table, index: Sequence[str], since: int, go_on: Callable[[], None]) -> Iterator[Sequence[Key]]:
         with self._opened() as log:
             shape, topic = TopicSchema.of(self._logged(table)), _topic(log, table)
             if topic is None or not _comparable(topic, shape, index):
                 raise PositionGone(f"the log's rows of {table.qualified} are not the table's any more")
-            for logged, now in rows_and_under(log, shape, log.head().position, Position(since)):
+            for logged, now in rows_and_under(log, shape, log.head().position, Position(since), go_on=go_on):
                 go_on()
                 if first_position(logged) > since:
                     return

@@ -155,3 +155,53 @@ def test_the_audit_sets_the_keys_of_letters_apart() -> None:
 
 def test_a_letter_is_named_by_its_change() -> None:
     assert Letter("public.orders", Position(2), "why").id == LETTER
+
+
+def test_a_correction_names_columns_as_the_database_does(tmp_path: Path, log: LooseLog) -> None:
+    held = {"public.orders": {"rename": {"note": "status", "status": "note"}}}
+    options = Options.model_validate({"kind": "memory", "row_bytes_max": 400, "tables": held})
+    one = Follower("twin", options, tmp_path, log.reader(), tmp_path, threading.Event())
+    assert one.start()
+    caught_up(log, one)
+    name = asked(tmp_path, Verb.EDIT, note="short")
+    caught_up(log, one)
+    (answer,) = letterrequests.taken_answer(tmp_path, "twin", name) or ()
+    assert answer.done, answer.text
+    (row,) = [row for _, row in STORES["twin"].rows["public.orders"].values() if row is not None and row["id"] == "2"]
+    assert row["status"] == "short"
+    assert row["note"] == order(2)["status"]
+    one.close()
+
+
+def test_a_letter_that_names_no_key_is_only_dropped(tmp_path: Path, log: LooseLog) -> None:
+    """As the version before letters had keys left it: its row may have changed since."""
+    one = follower(log, tmp_path)
+    caught_up(log, one)
+    unit = STORES["twin"].tables["public.orders"]
+    box = one._opening._box
+    assert box is not None
+    (known,) = box.letters()
+    box.keep(Letter(known.table, known.position, known.reason))
+    names = [asked(tmp_path, Verb.REPLAY), asked(tmp_path, Verb.EDIT, note="short"), asked(tmp_path, Verb.DROP)]
+    before = dict(unit.rows)
+    caught_up(log, one)
+    answers = [letterrequests.taken_answer(tmp_path, "twin", name) or () for name in names]
+    assert [answer.done for (answer,) in answers] == [False, False, True]
+    assert unit.rows == before
+    assert aside(tmp_path) == []
+    one.close()
+
+
+def test_a_letter_of_a_table_that_the_store_follows_no_longer_is_left_alone(tmp_path: Path, log: LooseLog) -> None:
+    one = follower(log, tmp_path)
+    caught_up(log, one)
+    one.close()
+    fewer = Follower(
+        "twin", Options(kind="memory", row_bytes_max=400, tables=["other.*"]), tmp_path, log.reader(), tmp_path, threading.Event()
+    )
+    assert fewer.start()
+    name = asked(tmp_path, Verb.EDIT, note="short")
+    caught_up(log, fewer)
+    (answer,) = letterrequests.taken_answer(tmp_path, "twin", name) or ()
+    assert not answer.done
+    fewer.close()

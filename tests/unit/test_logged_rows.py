@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from cdc.errors import PositionGone
+from cdc.errors import LogAway, LogCorrupt, PositionGone
 from cdc.ingest.loggedtables import LoggedTables
 from cdc.log.memory import MemoryLog, MemoryReader
 from cdc.model.batch import Op
@@ -16,6 +16,7 @@ from cdc.model.evolution import Kind
 from cdc.model.pgtypes import INT4, INT8, TEXT
 from cdc.model.position import Lsn
 from cdc.model.table import Column, Table
+from snapshots.loggedrows import next_keys
 from tests.contract.rows import batch, schema
 
 T = Table(
@@ -125,3 +126,28 @@ def test_a_topic_that_has_lost_its_beginning_cannot_be_compared() -> None:
     whole = logged(FIRST)
     whole.__class__ = Retired
     assert LoggedTables(lambda: nullcontext(whole)).since(T, INDEX) is None
+
+
+@pytest.mark.parametrize(
+    "error", [LogAway("the tier does not answer", hint=""), LogCorrupt("a sealed file"), OSError(28, "no space")]
+)
+def test_a_past_that_cannot_be_read_empties_the_table_and_does_not_end_capture(error: Exception) -> None:
+    class Unreadable(MemoryReader):
+        def read(self, *_args, **_kwargs):  # type: ignore[no-untyped-def]
+            raise error
+
+    whole = logged(FIRST)
+    whole.__class__ = Unreadable
+    assert next_keys(LoggedTables(lambda: nullcontext(whole)).unread(T, INDEX, 4, lambda: None)) is None
+
+
+def test_the_look_at_the_past_can_be_ended_before_it_has_found_anything() -> None:
+    class Over(Exception):
+        pass
+
+    def go_on() -> None:
+        raise Over
+
+    emptied = batch(T, [(Op.TRUNCATE, 5, None)])
+    with pytest.raises(Over):
+        list(tables(FIRST, emptied).unread(T, INDEX, 5, go_on))

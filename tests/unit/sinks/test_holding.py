@@ -315,3 +315,26 @@ def test_keys_come_back_out_of_their_text() -> None:
     single: list[Row] = [{"a": a} for a in ("", "a:b", "\\E", "\\N", "\\\\", None)]
     changes = upserts(one, 1, single)
     assert split_keys(keys(changes, TopicSchema.of(one)), TopicSchema.of(one)).to_pylist() == single
+
+
+def test_a_column_that_comes_under_a_name_that_is_taken_is_not_held_and_stops_nothing() -> None:
+    """Whoever may add columns to the table must not be able to stop the store."""
+    renamed = holding(rename={"name": "remark", "city": "address.city"})
+    later = TopicSchema.of(
+        dataclasses.replace(
+            TABLE,
+            columns=(
+                *TABLE.columns,
+                *(
+                    dataclasses.replace(TABLE.columns[1], name=name, attnum=90 + at)
+                    for at, name in enumerate(("remark", "address"))
+                ),
+            ),
+        )
+    )
+    held = renamed.held(later)
+    assert held.names == renamed.held(SCHEMA).names
+    with pytest.raises(ConfigError, match="cannot both be there"):
+        check("s", options(rename={"name": "remark"}), later)
+    excluded = bound("s", options(rename={"name": "remark", "city": "address.city"}, exclude=["remark", "address"]), later)
+    assert settled("s", later, renamed, excluded).text == renamed.text

@@ -142,6 +142,18 @@ def test_held_rows_overlay_the_chunk_and_outlive_no_reset(feed: SnapshotFeed) ->
     assert feed.finish(T.oid, feed._progress.begin(SOURCE, "files").number)
 
 
+def test_a_delete_from_before_a_held_row_took_the_key_does_not_end_the_waiting(feed: SnapshotFeed) -> None:
+    """The source had no row of that key when it was asked; then another row took it over, without an unchanged value."""
+    window = feed.open(T)
+    assert feed.admit(window, Snapshot.parse("100:100:"))
+    feed.ready(Chunk(b"chunk:1", window), [batch(T, [{"a": 7, "b": "x"}, {"a": 8, "b": "x"}], op=Op.DELETE)])
+    feed.hold(batch(T, [{"a": 7, "b": "x", "v": "moved here"}]), {"w": np.array([True])})
+    survivors = feed.chunk_at(Watermark(b"chunk:1", 50))
+    assert survivors is not None
+    assert [row["a"] for one in survivors for row in one.to_pylist()] == [8]
+    assert feed.held(T.oid)
+
+
 def test_a_row_that_was_completed_does_not_come_again_from_another_chunk(feed: SnapshotFeed) -> None:
     """The row moved to another page between two workers' snapshots, neither of which sees the update that is held."""
     ready(feed)
