@@ -27,7 +27,7 @@ from sinks.render.rowtext import row_text
 from sinks.reshape import conformed, reshaped
 
 NAMELESS = (
-    "it was set aside by an earlier version, which did not note its key: whether the row has changed since nobody can say; "
+    "it was set aside by an earlier version, which did not note its key: nobody can say whether the row has changed since; "
     "drop forgets it, and building the store again (--rebuild) says whether the row can be held"
 )
 GONE = "it is not a dead letter any more: the store holds a later change of the row, or this one"
