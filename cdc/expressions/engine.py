@@ -25,12 +25,9 @@ _SETTINGS: Final[dict[str, str | bool | int | float | list[str]]] = {
 _ONCE: Final = ("SET TimeZone = 'UTC'", "SET python_enable_replacements = false", "SET lock_configuration = true")
 
 
-class _Own(threading.local):
-    process = 0
-    connection: duckdb.DuckDBPyConnection
-
-
-_own: Final = _Own()
+_connections: Final[dict[tuple[int, int], duckdb.DuckDBPyConnection]] = {}
+"""By process and thread. A forked child may neither use its parent's connections nor close them, so none is ever let go: what belongs to a thread
+(``threading.local``) would be destroyed in every child that another thread forks, and the child would crash."""
 
 
 def queried(rows: pa.Table, sql: str) -> pa.Table:
@@ -44,9 +41,11 @@ def queried(rows: pa.Table, sql: str) -> pa.Table:
 
 
 def _connection() -> duckdb.DuckDBPyConnection:
-    if _own.process != os.getpid():  # a forked child must not use its parent's
-        _own.connection = duckdb.connect(":memory:", config=_SETTINGS)
+    mine = os.getpid(), threading.get_ident()
+    found = _connections.get(mine)
+    if found is None:
+        found = duckdb.connect(":memory:", config=_SETTINGS)
         for statement in _ONCE:
-            _own.connection.execute(statement)
-        _own.process = os.getpid()
-    return _own.connection
+            found.execute(statement)
+        _connections[mine] = found
+    return found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -264,3 +266,11 @@ def test_the_page_is_what_the_whitelist_says() -> None:
     assert expressions.PAGE.read_text(encoding="utf-8") == written(expressions.PAGE, expressions.parts()), (
         "run .venv/bin/python -m tests.documents expressions"
     )
+
+
+def test_a_child_that_another_thread_starts_is_not_harmed() -> None:
+    """A function that runs in the child before its program does makes Python clear away what the parent's other threads had."""
+    compile("n + 1", COLUMNS, None).evaluate(pa.RecordBatch.from_pydict({"n": pa.array([1], pa.int32())}))
+    with ThreadPoolExecutor(1) as another:
+        child = another.submit(lambda: subprocess.run(["true"], preexec_fn=lambda: None, check=False)).result(60)
+    assert child.returncode == 0
