@@ -206,8 +206,8 @@ def no_floor_under_a_truncate(patch: Patch) -> None:
 def tombstones_go_at_once(patch: Patch) -> None:
     original = TableUnit.write
 
-    def write(self: TableUnit, batch: pa.RecordBatch) -> Any:
-        outcome = original(self, batch)
+    def write(self: TableUnit, batch: pa.RecordBatch, *more: Any) -> Any:
+        outcome = original(self, batch, *more)
         self.rows = {key: kept for key, kept in self.rows.items() if kept[1] is not None}
         return outcome
 
@@ -806,10 +806,10 @@ def damaged_copies_are_kept(patch: Patch) -> None:
 def _unless_derived(write: Callable[..., Any]) -> Callable[..., Any]:
     """Without their DELETEs."""
 
-    def written(self: TableUnit, batch: pa.RecordBatch) -> Any:
+    def written(self: TableUnit, batch: pa.RecordBatch, *more: Any) -> Any:
         if table_of(batch.schema).derived:
             batch = batch.filter(pc.not_equal(batch.column(OP), int(Op.DELETE)))
-        return write(self, batch)
+        return write(self, batch, *more)
 
     return written
 
