@@ -26,13 +26,13 @@ class Space:
         """Whether less than the reserve would be left once so many bytes are written. Raises OSError."""
         return self._free(self._folder) - more < self._reserve_mb * 10**6
 
-    def check(self, more: int = 0) -> None:
+    def check(self, more: int = 0, *, replaces: bool = True) -> None:
         """Raises HeadwaterError when so many bytes are not to be written; OSError.
 
-        Where less than the reserve is left as it is, half of that may be written: what is replaced goes right afterwards, and takes more.
+        Where less than the reserve is left as it is, half of that may be written by what ``replaces`` more, which goes right afterwards.
         """
-        free = self._free(self._folder)
-        if free - more < self._reserve_mb * 10**6 and not (self.short() and 0 <= more <= free // 2):
+        free, reserve = self._free(self._folder), self._reserve_mb * 10**6
+        if free - more < reserve and not (replaces and free < reserve and 0 <= more <= free // 2):
             raise HeadwaterError(
                 f"less than {self._reserve_mb} MB (log.reserve_mb) would be left on the disk of {self._folder}",
                 hint=f"{MAKE_ROOM}, or stop cdc run and let cdc log compact make it, which leaves no reserve",

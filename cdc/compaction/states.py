@@ -123,7 +123,7 @@ class StateKeeping:
         newest, rows, _ = _since(reader, states, topic.name)
         if not due(rows, newest, self._share, self._begin_rows):
             return
-        self._space.check()  # before the topic is read for it
+        self._space.check(replaces=False)  # before the topic is read for it
         # What is damaged is found when it is read, and then it is not there for what follows.
         found = reader.state(topic.name, reader.head().position)
         states.tidy(topic.name, START if found is None else found.cut)
@@ -141,7 +141,7 @@ class StateKeeping:
                 states.keep(topic, cut, found.rows, None)
                 return
             most_bytes = int(self._share * size)
-            self._space.check(min(most_bytes, size * found.rows // max(1, rows)))
+            self._space.check(min(most_bytes, size * found.rows // max(1, rows)), replaces=False)
             try:
                 made = states.keep(topic, cut, found.rows, found.batches, most_bytes)
             except StateTooLarge:
