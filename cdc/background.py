@@ -7,15 +7,15 @@ import os
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from cdc.diskspace import FULL, GOES_ON, described
 from cdc.errors import HeadwaterError
 
 NICE: Final = 15
 """The priority of a thread that has time: capture and the server that sends have not."""
-
 
 JOIN_S: Final = 15.0
 """So long all of them together may take to end. One that waits for a store that hangs, such as the log's tier, is left behind: it ends with the process, and
@@ -33,20 +33,42 @@ def lower_priority(nice: int = NICE) -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
 
 
-class BackgroundPart(Protocol):
-    """A part of capture's process that has such a thread."""
+class BackgroundPart(ABC):
+    """A part of capture's process that has such a thread. Another thread starts and joins it."""
 
-    def join(self, within_s: float) -> None:
-        """After whatever ends the thread was set. Returns when it has ended or was never started, or after so long without it."""
-        ...
+    def __init__(self, name: str) -> None:
+        """``name``: the thread's."""
+        self._problem: str | None = None
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, within_s: float = JOIN_S) -> None:
+        """After whatever ends the thread was set. Returns when it has ended or was never started, or after so long without it: then it ends with the
+        process, and nothing of what it was about is recorded."""
+        if self._thread.ident is not None:
+            self._thread.join(within_s)
+
+    def alarm(self) -> str | None:
+        """Why its work does not get done, with what helps; else None."""
+        return self._problem
+
+    def _work(self) -> None:
+        lower_priority()
+        with contextlib.suppress(Interrupted):
+            self._run()
+
+    @abstractmethod
+    def _run(self) -> None:
+        """All that the thread does. Keeps ``_problem`` up to date. May raise Interrupted."""
 
 
-def join(parts: Iterable[BackgroundPart | None], within_s: float = JOIN_S) -> None:
+def join(parts: Iterable[BackgroundPart], within_s: float = JOIN_S) -> None:
     """Joins all of them, within so long together."""
     deadline = time.monotonic() + within_s
     for part in parts:
-        if part is not None:
-            part.join(max(0.0, deadline - time.monotonic()))
+        part.join(max(0.0, deadline - time.monotonic()))
 
 
 class Notes:

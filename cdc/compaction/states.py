@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from cdc.background import JOIN_S, Interrupted, Notes, lower_priority
+from cdc.background import BackgroundPart, Interrupted, Notes
 from cdc.compaction.space import Space
 from cdc.compaction.worker import LONGEST_PAUSE_S, NONE, Postponed
 from cdc.diskspace import free_bytes
@@ -40,7 +40,7 @@ def due(since: int, newest: StateFacts | None, share: float, begin_rows: int) ->
     return since >= max(begin_rows, (0 if newest is None else newest.rows) / share)
 
 
-class StateKeeping:
+class StateKeeping(BackgroundPart):
     """``start`` and ``join`` from one thread. ``in_force``: says the configuration as it is now."""
 
     def __init__(
@@ -54,6 +54,7 @@ class StateKeeping:
         share: float = SHARE,
     ) -> None:
         """``free``: the bytes that are free on the disk of a folder."""
+        super().__init__("states")
         self._settings = settings
         self._stop = stop
         self._in_force = in_force or (lambda: settings)
@@ -63,31 +64,13 @@ class StateKeeping:
         self._tidied: set[str] = set()
         """Topics in whose folders nothing is left over."""
         self._failed: dict[str, Postponed] = {}
-        self._problem: str | None = None
         self._notes = Notes("states of tables are not being made", "making a state failed", _log)
-        self._thread = threading.Thread(target=self._run, name="states", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def join(self, within_s: float = JOIN_S) -> None:
-        """After ``stop`` was set. Ends within one batch, or without it."""
-        if self._thread.ident is not None:
-            self._thread.join(within_s)
-
-    def alarm(self) -> str | None:
-        """Why states are not being made, with what helps; else None."""
-        return self._problem
 
     def _run(self) -> None:
-        lower_priority()
         with closing(open_reader(self._settings.log.dir)) as reader:
             while not self._stop.wait(LOOK_S):
                 problems: list[str] = []
-                try:
-                    self.look(reader, problems)
-                except Interrupted:
-                    return
+                self.look(reader, problems)
                 self._problem = next(iter(problems), None)
 
     def look(self, reader: LogReader, problems: list[str]) -> None:

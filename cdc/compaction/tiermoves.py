@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from cdc.background import JOIN_S, Interrupted, lower_priority
+from cdc.background import BackgroundPart, Interrupted
 from cdc.compaction.worker import LONGEST_PAUSE_S, LOOK_S
 from cdc.diskspace import described
 from cdc.errors import HeadwaterError, LogCorrupt
@@ -25,33 +25,19 @@ GIVE_UP: Final = 2
 _log = structlog.get_logger("tier")
 
 
-class Tiering:
+class Tiering(BackgroundPart):
     """``start`` and ``join`` from the thread that owns the writer."""
 
     def __init__(self, settings: Settings, tier: Tier, moves: LogTiering, stop: threading.Event) -> None:
+        super().__init__("tier")
         self._folder = settings.log.dir
         self._tier = tier
         self._moves = moves
         self._stop = stop
-        self._problem: str | None = None
         self._swept = -SWEEP_S
         self._look_s = min(LOOK_S, max(0.2, 360 * tier.after_hours))
-        self._thread = threading.Thread(target=self._run, name="tier", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def join(self, within_s: float = JOIN_S) -> None:
-        """After ``stop`` was set. Ends with the request at hand, or without it."""
-        if self._thread.ident is not None:
-            self._thread.join(within_s)
-
-    def alarm(self) -> str | None:
-        """Why nothing moves, with what helps; else None."""
-        return self._problem
 
     def _run(self) -> None:
-        lower_priority()
         pause_s = self._look_s
         with closing(self._moves):
             while not self._stop.wait(pause_s):
@@ -59,7 +45,7 @@ class Tiering:
                     self.look(time.monotonic())
                     pause_s, self._problem = self._look_s, None
                 except Interrupted:
-                    return
+                    raise
                 except Exception as error:
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                     self._note(error)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from cdc.background import JOIN_S, Interrupted, Notes, lower_priority
+from cdc.background import BackgroundPart, Interrupted, Notes
 from cdc.compaction import retention
 from cdc.compaction.ages import AgeKeeper
 from cdc.compaction.bounds import WHILE_SCARCE, Settled, TopicPoints, Worth, bounds, due
@@ -93,7 +93,7 @@ class Postponed(NamedTuple):
 NONE: Final = Postponed(0.0, 0.0, "")
 
 
-class Compaction:
+class Compaction(BackgroundPart):
     """``start`` and ``join`` from the thread that owns the writer; the writer has to commit whenever ``upkeep.waiting()``."""
 
     def __init__(
@@ -107,6 +107,7 @@ class Compaction:
     ) -> None:
         """``in_force``: says the configuration as it is now, whose stores count (default: always these settings); asked by the thread that is
         started here. ``free``: the bytes that are free on the disk of a folder."""
+        super().__init__("compaction")
         self._settings = settings
         self._upkeep = upkeep
         self._stop = stop
@@ -115,11 +116,8 @@ class Compaction:
         self._pins = Pins(in_force or (lambda: settings))
         self._failed: dict[str, Postponed] = {}
         """The topics that could not be compacted when they were tried last."""
-        self._problem: str | None = None
         self._notes = Notes("the log is not being compacted", "compaction failed", _log)
         self._space = Space(settings.log, free)
-        self._thread = threading.Thread(target=self._run, name="compaction", daemon=True)
-
         self._emptied = Emptied(upkeep)
         self._ages = AgeKeeper(settings.log)
 
@@ -128,20 +126,7 @@ class Compaction:
         """Where nothing is kept for its age's sake there is nothing to wait for either."""
         return min(LOOK_S, max(0.2, 360.0 * self._settings.log.history_hours))
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def join(self, within_s: float = JOIN_S) -> None:
-        """After ``stop`` was set. Ends within one batch; or without it, where that is waited for from the tier: nothing of it is recorded then."""
-        if self._thread.ident is not None:
-            self._thread.join(within_s)
-
-    def alarm(self) -> str | None:
-        """Why the log is not being compacted, with what helps; else None."""
-        return self._problem
-
     def _run(self) -> None:
-        lower_priority()
         next_look = time.monotonic() + self._look_s
         with closing(open_reader(self._settings.log.dir)) as reader:
             while not self._stop.wait(min(self._look_s, SPACE_S)):
@@ -149,11 +134,8 @@ class Compaction:
                     continue
                 next_look = time.monotonic() + self._look_s
                 problems: list[str] = []
-                try:
-                    with self._noting(problems):
-                        self._look(reader, problems)
-                except Interrupted:
-                    return
+                with self._noting(problems):
+                    self._look(reader, problems)
                 self._problem = next(iter((*problems, *(one.problem for one in self._failed.values()))), None)
 
     @contextlib.contextmanager

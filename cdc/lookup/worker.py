@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from cdc.background import JOIN_S, Interrupted, Notes, lower_priority
+from cdc.background import BackgroundPart, Interrupted, Notes
 from cdc.diskspace import MAKE_ROOM, free_bytes
 from cdc.errors import HeadwaterError
 from cdc.log.contract import LogReader, Topic
@@ -29,7 +29,7 @@ RUN_S: Final = 30.0
 _log = structlog.get_logger("lookup")
 
 
-class Keeping:
+class Keeping(BackgroundPart):
     """``start`` and ``join`` from one thread. ``in_force``: says the configuration as it is now."""
 
     def __init__(
@@ -41,6 +41,7 @@ class Keeping:
         free: Callable[[Path], int] = free_bytes,
     ) -> None:
         """``free``: the bytes that are free on the disk of a folder."""
+        super().__init__("lookup")
         self._settings = settings
         self._stop = stop
         self._in_force = in_force or (lambda: settings)
@@ -50,32 +51,14 @@ class Keeping:
         self._has_read = False
         self._failed: dict[str, str] = {}
         """What went wrong with a topic the last time it was tried."""
-        self._problem: str | None = None
         self._notes = Notes("keyed look-ups are not being kept up", "keeping look-ups failed", _log)
-        self._thread = threading.Thread(target=self._run, name="lookup", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def join(self, within_s: float = JOIN_S) -> None:
-        """After ``stop`` was set. Ends within one batch, or without it."""
-        if self._thread.ident is not None:
-            self._thread.join(within_s)
-
-    def alarm(self) -> str | None:
-        """Why look-ups are not being kept up, with what helps; else None."""
-        return self._problem
 
     def _run(self) -> None:
-        lower_priority()
         with closing(open_reader(self._settings.log.dir)) as reader:
             while not self._stop.wait(LOOK_S):
                 problems: list[str] = []
                 had_read, self._has_read = self._has_read, False
-                try:
-                    self.look(reader, problems)
-                except Interrupted:
-                    return
+                self.look(reader, problems)
                 self._problem = next(iter(problems), None)
                 if had_read and not self._has_read:
                     # At rest it keeps no file of the log open: the room of one that compaction has replaced would not become free.

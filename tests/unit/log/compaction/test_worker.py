@@ -418,7 +418,7 @@ def test_a_tier_that_hangs_keeps_nobody_from_ending_and_nothing_is_written_after
     thread.start()
     assert asked.wait(60)
     stop.set()
-    background.join((None, thread, thread), within_s=0.05)
+    background.join((thread, thread), within_s=0.05)
     assert thread._thread.is_alive()
     writer.close()
     files = sorted(settings.log.dir.rglob("*"))
