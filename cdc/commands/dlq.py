@@ -86,7 +86,7 @@ def show(
 ) -> None:
     """Show one dead letter; its row's values with --values only."""
     settings = invocation(context).settings()
-    found = _named(settings, store, [letter])[0]
+    found = _named(store, _asked(settings, store), [letter])[0]
     facts = _facts(store, found)
     if values:
         facts |= {"row": _row(settings, found), "corrected": dict(found.values)}
@@ -135,7 +135,7 @@ def edit(
 ) -> None:
     """Let the store hold a corrected row, until the row changes in the database. The log and the other stores keep the row as it is."""
     settings = invocation(context).settings()
-    found = _named(settings, store, [letter])[0]
+    found = _named(store, _asked(settings, store), [letter])[0]
     values = read_values(_read(file), _schema(settings, found))
     _decide(settings, store, LetterRequest(Verb.EDIT, [found.id], _operator(), values), timeout, as_json=as_json)
 
@@ -207,12 +207,17 @@ def _letters(settings: Settings, store: str) -> Sequence[Letter] | None:
         sink.close()
 
 
-def _named(settings: Settings, store: str, names: Sequence[str]) -> list[Letter]:
-    """Raises ConfigError for one that is not there."""
+def _asked(settings: Settings, store: str) -> Sequence[Letter]:
+    """The letters of a store that was named. Raises ConfigError where it can have none."""
     found = _letters(settings, store)
     if found is None:
         raise ConfigError(f"store {store} has no dead letters: its kind can hold every row")
-    by_id = {one.id: one for one in found}
+    return found
+
+
+def _named(store: str, letters: Sequence[Letter], names: Sequence[str]) -> list[Letter]:
+    """Raises ConfigError for one that is not there."""
+    by_id = {one.id: one for one in letters}
     for name in names:
         if name not in by_id:
             raise ConfigError(f"store {store} has no dead letter {name!r}", hint=f"cdc dlq ls {store}")
@@ -223,10 +228,10 @@ def _chosen(settings: Settings, store: str, names: Sequence[str] | None, table: 
     """The ids. Raises ConfigError unless they are said in one way."""
     if sum((bool(names), table is not None, every)) != 1:
         raise ConfigError("name dead letters, or --table, or --all", hint=f"cdc dlq ls {store}")
+    letters = _asked(settings, store)
     if names:
-        return [one.id for one in _named(settings, store, names)]
-    _named(settings, store, ())
-    return [one.id for one in _letters(settings, store) or () if table is None or matches((table,), one.table)]
+        return [one.id for one in _named(store, letters, names)]
+    return [one.id for one in letters if table is None or matches((table,), one.table)]
 
 
 def _schema(settings: Settings, letter: Letter) -> TopicSchema:

@@ -218,15 +218,7 @@ class Analyst:
         """AND and OR. What stands behind the operand that decides is not computed, so it cannot fail."""
         decided = "false" if word == "and" else "true"
         sql = "(" + f" {word.upper()} ".join(term.sql for term in terms) + ")"
-        error = ""
-        if any(term.error for term in terms):
-            whens = []
-            for term in terms:
-                if term.error:
-                    whens.append(f"WHEN {term.error} IS NOT NULL THEN {term.error}")
-                whens.append(f"WHEN {term.sql} = {decided} THEN NULL")
-            error = f"CASE {' '.join(whens)} END"
-        return self._made(at, BOOL, sql, terms, error)
+        return self._made(at, BOOL, sql, terms, _error_until(terms, f"= {decided}"))
 
     def _distinct(self, at: int, name: str, left: Term, right: Term) -> Term:
         equal = self.resolved(at, "=", (left, right))
@@ -278,15 +270,8 @@ class Analyst:
         return found
 
     def _coalesce(self, at: int, kind: PgType, terms: Sequence[Term]) -> Term:
-        error = ""
-        if any(term.error for term in terms):
-            whens = []
-            for term in terms:
-                if term.error:
-                    whens.append(f"WHEN {term.error} IS NOT NULL THEN {term.error}")
-                whens.append(f"WHEN {term.sql} IS NOT NULL THEN NULL")
-            error = f"CASE {' '.join(whens)} END"
-        return self._made(at, kind, f"coalesce({', '.join(term.sql for term in terms)})", terms, error)
+        sql = f"coalesce({', '.join(term.sql for term in terms)})"
+        return self._made(at, kind, sql, terms, _error_until(terms, "IS NOT NULL"))
 
     def _better(self, at: int, sign: str, left: Term, right: Term) -> Term:
         """The one of two that is greater, or less; the other where one is NULL, and the first where they are equal."""
@@ -381,6 +366,19 @@ _DISTINCT: Final = {
     "is false": "IS NOT DISTINCT FROM false",
     "is not false": "IS DISTINCT FROM false",
 }
+
+
+def _error_until(terms: Sequence[Term], decides: str) -> str:
+    """The error of the first of the terms that has one, in SQL; what stands behind a term whose value ``decides`` (a test in SQL) is not computed. Empty where
+    none can fail."""
+    if not any(term.error for term in terms):
+        return ""
+    whens = []
+    for term in terms:
+        if term.error:
+            whens.append(f"WHEN {term.error} IS NOT NULL THEN {term.error}")
+        whens.append(f"WHEN {term.sql} {decides} THEN NULL")
+    return f"CASE {' '.join(whens)} END"
 
 
 def _first(errors: Sequence[str]) -> str:
