@@ -1,11 +1,16 @@
-"""Every crash point that the product has, found in its sources, so that none can be forgotten."""
+"""Every crash point that the product has, found in its sources, so that none can be forgotten; and a process that is killed at one."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+
+from cdc.crashpoint import armed
 
 ROOT: Final = Path(__file__).parents[2]
 _CALL: Final = re.compile(r'\bcrashpoint\(\s*"([^"]+)"\s*\)')
@@ -41,3 +46,17 @@ def places() -> Counter[str]:
 def of(room: str) -> list[str]:
     """The names that this scenario has to reach."""
     return sorted(name for name in places() if name.partition(".")[0] in ROOMS[room])
+
+
+def killed(work: Callable[[], None], points: str) -> int | None:
+    """The exit code of a process that does the work with these points armed (``cdc.crashpoint.armed``)."""
+
+    def run() -> None:
+        with armed(points):
+            work()
+        os._exit(0)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join(120)
+    return process.exitcode

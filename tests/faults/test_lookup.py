@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from contextlib import closing
 from pathlib import Path
 
@@ -43,20 +41,6 @@ def keep(root: Path) -> None:
             pass
 
 
-def killed(root: Path, point: str) -> int | None:
-    """The exit code of a process that does it and meets the point."""
-
-    def run() -> None:
-        with armed(f"{point}={CrashKind.KILL}:2"):
-            work(root)
-        os._exit(0)
-
-    process = multiprocessing.get_context("fork").Process(target=run)
-    process.start()
-    process.join(120)
-    return process.exitcode
-
-
 def positions(root: Path, **limits: int) -> list[int]:
     with closing(EmbeddedLogReader(root)) as reader, closing(Lookup(reader, root, **limits)) as found:
         asked = pa.array([str(key) for key in range(10)])
@@ -80,7 +64,7 @@ def test_keeping_look_ups(point: str, kind: CrashKind, tmp_path: Path) -> None:
     root = tmp_path / "log"
     for _ in range(2):
         if kind is CrashKind.KILL:
-            assert killed(root, point) == KILLED, f"{point} was not reached"
+            assert points.killed(lambda: work(root), f"{point}={CrashKind.KILL}:2") == KILLED, f"{point} was not reached"
         else:
             with armed(f"{point}={kind}:2") as reached, pytest.raises(OSError):
                 work(root)

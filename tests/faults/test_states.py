@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from contextlib import closing
 from pathlib import Path
 
@@ -36,27 +34,13 @@ def make(root: Path) -> None:
         states.tidy(TOPIC)
 
 
-def killed(root: Path, point: str) -> int | None:
-    """The exit code of a process that does it and meets the point."""
-
-    def run() -> None:
-        with armed(f"{point}={CrashKind.KILL}:2"):
-            work(root)
-        os._exit(0)
-
-    process = multiprocessing.get_context("fork").Process(target=run)
-    process.start()
-    process.join(120)
-    return process.exitcode
-
-
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", [CrashKind.KILL, CrashKind.ERROR])
 @pytest.mark.parametrize("point", points.of("states"))
 def test_making_states(point: str, kind: CrashKind, tmp_path: Path) -> None:
     root = tmp_path / "log"
     if kind is CrashKind.KILL:
-        assert killed(root, point) == KILLED, f"{point} was not reached"
+        assert points.killed(lambda: work(root), f"{point}={CrashKind.KILL}:2") == KILLED, f"{point} was not reached"
     else:
         with armed(f"{point}={kind}:2") as reached, pytest.raises(OSError):
             work(root)
