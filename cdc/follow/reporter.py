@@ -148,11 +148,12 @@ class Reporter:
 
 def _beginning(run_dir: Path, store: str, kind: str) -> FollowerStatus:
     """Until the store has been opened, it is where it was last seen."""
-    now = FollowerStatus(store=store, kind=kind, pid=os.getpid())
+    # A store that has never moved stands still since it was first tried, however often that was begun again.
+    now = FollowerStatus(store=store, kind=kind, pid=os.getpid(), moved_at=time.time())
     seen = status.read_follower(run_dir, store)
     if seen is not None and seen.kind == kind:
         now.position, now.commit_lsn, now.commit_ts_us = seen.position, seen.commit_lsn, seen.commit_ts_us
-        now.moved_at = seen.moved_at
+        now.moved_at = seen.moved_at or now.moved_at
         now.dead, now.aside = seen.dead, seen.aside  # what was set aside stays so over a restart
     return now
 

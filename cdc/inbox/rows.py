@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -137,7 +139,9 @@ def _ndjson(raw: bytes, key: Sequence[str], known: Table | None) -> pa.Table:
 
 def _object(line: bytes, number: int) -> Row:
     try:
-        row = json.loads(line, parse_constant=_not_json)
+        row = json.loads(line, parse_constant=_not_json, parse_float=_double)
+    except _Inexact:
+        raise ValueError(f"line {number} has a number that double precision does not hold exactly; write it as a text") from None
     except (ValueError, RecursionError):
         raise ValueError(f"line {number} is not JSON") from None
     if not isinstance(row, dict):
@@ -147,6 +151,18 @@ def _object(line: bytes, number: int) -> Row:
 
 def _not_json(_: str) -> NoReturn:
     raise ValueError
+
+
+class _Inexact(Exception):
+    """A number with more digits, or a larger one, than a double has."""
+
+
+def _double(text: str) -> float:
+    """The number, if its shortest text as a double says the same."""
+    value = float(text)
+    if not math.isfinite(value) or Decimal(repr(value)) != Decimal(text):
+        raise _Inexact
+    return value
 
 
 def _check_keys(rows: Sequence[Row], ops: Sequence[Any], lines: Sequence[int], key: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """A run as a file: its bytes, and writing it so that it is whole or not there.
 
 ====================  ==========================================================================================
-8 bytes               ``cdc-run1``
+8 bytes               ``cdc-run2``
 uint32, uint32        the header's length, and its CRC-32C (little endian, as everything here)
 header                JSON: log, history, topic, range, chapter, the digests' seed, turns, the number of pairs, both checksums
 to a multiple of 64   zeros
@@ -33,7 +33,7 @@ from cdc.lookup.standing import Turn, TurnEffect
 from cdc.model.topic import TopicSchema
 
 ASIDE: Final = ".aside-"
-_MAGIC: Final = b"cdc-run1"
+_MAGIC: Final = b"cdc-run2"
 _LENGTHS: Final = struct.Struct("<II")
 _ALIGNED: Final = 64
 _PIECE_BYTES: Final = 1 << 20

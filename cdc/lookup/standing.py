@@ -63,7 +63,8 @@ def turn_of(batch: pa.RecordBatch, held: TopicSchema | None) -> Turn | None:
     at = first_position(batch)
     if is_truncate(batch) or (change is not None and emptied(held, change)):
         return Turn(at, TurnEffect.EMPTIES, schema)
-    if change is not None and held is not None and rekeyed(held, schema):
+    if change is not None and held is not None and (rekeyed(held, schema) or tells_rows_apart(held) != tells_rows_apart(schema)):
+        # Also where the key's columns are the same: changes under a definition that does not tell rows apart have no entries.
         return Turn(at, TurnEffect.REKEYS, schema)
     return None if schema == held else Turn(at, TurnEffect.DEFINES, schema)
 

@@ -108,7 +108,7 @@ class Keeping(BackgroundPart):
         folder = self._settings.log.dir / FOLDER
         stay = {folder_of(self._settings.log.dir, name) for name in wanted}
         for other in folder.iterdir() if folder.is_dir() else ():
-            if other not in stay:
+            if other not in stay and other.is_dir():
                 for path in other.iterdir():
                     path.unlink(missing_ok=True)
                 other.rmdir()

@@ -183,6 +183,15 @@ def test_a_restarted_follower_is_waited_for_until_it_has_looked_at_its_store(tmp
     assert wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=60).position == 1
 
 
+def test_a_store_that_could_never_be_opened_stands_still_since_it_was_first_tried(tmp_path: Path) -> None:
+    """Else what it holds back in the log would be held back for ever by whoever starts it again often enough."""
+    first = Reporter(tmp_path, "cache", "", MACHINE, written)
+    first.report()
+    assert time.time() - 60 < first.status.moved_at <= time.time()
+    again = Reporter(tmp_path, "cache", "", MACHINE, written)
+    assert again.status.moved_at == first.status.moved_at
+
+
 def test_time_passes_by_the_clock_that_is_passed_in(tmp_path: Path) -> None:
     class Hasty(Clock):
         def monotonic(self) -> float:

@@ -171,7 +171,7 @@ class EmbeddedTiering:
         Cache(self._places).keep_only(digests)
 
     def _folders(self) -> list[Path]:
-        return sorted(self._places.topics.iterdir())
+        return sorted(path for path in self._places.topics.iterdir() if path.is_dir())  # not what a file manager leaves there
 
     def _away(self, folder: Path) -> list[Sealed]:
         return [name for name in (away_of(path.name) for path in folder.iterdir()) if name is not None]

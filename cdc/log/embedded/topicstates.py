@@ -195,7 +195,7 @@ class EmbeddedStates:
         """See ``LogStates.remove_others``."""
         states, stay = self._root / FOLDER, {folder_of(topic) for topic in topics}
         for folder in states.iterdir() if states.is_dir() else ():
-            if folder.name not in stay:
+            if folder.name not in stay and folder.is_dir():
                 for path in sorted(folder.iterdir(), key=lambda one: _RECORD.match(one.name) is None):
                     path.unlink(missing_ok=True)
                 folder.rmdir()

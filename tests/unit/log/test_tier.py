@@ -150,6 +150,7 @@ def test_replaced_files_leave_the_tier_after_the_log(log: EmbeddedLogWriter, roo
         number = len(objects(root))
         assert moves.sweep() == 0, "the stubs still name them"
         log.upkeep.remove_replaced()
+        (root / "topics" / ".DS_Store").write_text("what a file manager leaves in folders")
         assert read(root) == [3, *(position for position in ALL if position > two)]
         held = len(copies(root))
         assert moves.sweep() == 2

@@ -196,6 +196,24 @@ def test_runs_of_like_size_become_one_and_a_few_are_left(log: Log) -> None:
             assert len(chain(names)) == len(names), "what was merged is gone"
 
 
+def test_a_table_whose_rows_cannot_be_told_apart_for_a_while(log: Log) -> None:
+    """Its key is all of its columns, before and after: what comes in between under REPLICA IDENTITY FULL has no entries."""
+    table = replace(PAIRS, columns=PAIRS.columns[:2], identity="d")
+    whole = replace(table, identity="f")
+    log.put(batch(table, [(Op.INSERT, 1, {"a": "x", "b": "1"})]))
+    log.put(schema(whole, 2, Kind.ALTERED))
+    log.put(batch(whole, [(Op.INSERT, 3, {"a": "y", "b": "2"}), (Op.DELETE, 4, {"a": "x", "b": "1"})]))
+    log.put(schema(table, 5, Kind.ALTERED))
+    log.put(batch(table, [(Op.INSERT, 6, {"a": "z", "b": "3"})]))
+    for runs in (False, True):
+        with closing(EmbeddedLogReader(log.root)) as reader:
+            if runs:
+                RunUpkeep(reader, log.root, "public.pairs").advance()
+            with closing(Lookup(reader, log.root)) as found:
+                answer = found.rows("public.pairs", Position(6), key_texts([pa.array(["x", "y", "z"]), pa.array(["1", "2", "3"])]))
+        assert (answer.found.tolist(), answer.positions.tolist()) == ([False, True, True], [0, 3, 6]), runs
+
+
 def flipped(data: bytes, at: int, chance: random.Random) -> bytes:
     """With one bit of a byte turned over."""
     changed = bytearray(data)
