@@ -41,6 +41,8 @@ _PASSING: Final = frozenset(
 _MISSING: Final = frozenset({"NotFoundException", "NoSuchTableException"})
 _METADATA_MISSING: Final = "Metadata file for version"
 """So begins what Iceberg says where a table's newest metadata went away; the class is the one of every other contradiction."""
+_CONTRADICTION: Final = "IllegalStateException"
+"""Iceberg's word for a commit that finds itself out of step, as where the table is put back from a copy in the middle of it."""
 _HISTORY_GONE: Final = "is not an ancestor of"
 """So Iceberg calls it, as an illegal argument, where the snapshot that a commit goes out from is no longer of the table's past: it was rolled
 back, or put back from a copy."""
@@ -75,7 +77,7 @@ def commit_errors() -> Iterator[None]:
         yield
     except Py4JJavaError as error:
         name = java_name(error)
-        if name == "CommitStateUnknownException":
+        if name in ("CommitStateUnknownException", _CONTRADICTION):
             raise CommitUnknown from error
         if name in ("CommitFailedException", "ValidationException"):
             raise CommitConflict from error

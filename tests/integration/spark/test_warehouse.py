@@ -265,6 +265,26 @@ def test_a_commit_of_unknown_state_is_looked_for_first(shop: Shop, monkeypatch: 
     assert len(shop.sql("select * from orders.snapshots")) == 2
 
 
+def test_a_commit_that_finds_the_table_changed_under_it_is_tried_again(
+    shop: Shop, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a copy was put in the table's place in the middle of it."""
+    sink = shop.sink()
+    sink.apply(upserts(ORDERS, 1, [order(1)]))
+    sink.commit(cut(1))
+    sink.apply(batch(ORDERS, [(Op.INSERT, 2, order(2))]))
+    out_of_step = spark._jvm.java.util.ArrayList().iterator()
+    monkeypatch.setattr(catalogs.IcebergTable, "_update", lambda *_: out_of_step.remove())  # raises IllegalStateException
+    with pytest.raises(StoreError) as refused:
+        sink.commit(cut(2))
+    assert refused.value.retryable
+    monkeypatch.undo()
+    sink = shop.sink()
+    sink.apply(batch(ORDERS, [(Op.INSERT, 2, order(2))]))
+    sink.commit(cut(2))
+    assert held(sink, ORDERS) == [order(1), order(2)]
+
+
 def test_other_writers_deletes_and_rewrites_are_kept(shop: Shop) -> None:
     """Somebody cleans up with Spark between our commits: their deletion vectors (run containers among them) are read and grown."""
     sink = shop.sink()
