@@ -57,7 +57,10 @@ def init(
     write_new(path, text)
     left_out = sum(identity_problem(table.definition) is not None for table in tables)
     without = f" ({left_out} more cannot be captured as they are)" if left_out else ""
-    say(f"wrote {path} for {counted(len(tables) - left_out, 'table')}{without}; next: edit it, then cdc doctor")
+    found = (
+        "without looking at a database (--source)" if source is None else f"for {counted(len(tables) - left_out, 'table')}{without}"
+    )
+    say(f"wrote {path} {found}; next: edit it, then cdc doctor")
 
 
 def write_new(path: Path, text: str) -> None:

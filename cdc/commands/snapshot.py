@@ -126,7 +126,10 @@ def _wait(settings: Settings, requests: Requests, name: str, table: str, timeout
         while (outcome := requests.outcome(name)).state not in ("done", "failed"):
             stops.check(settings.run_dir, "capture")
             if timeout_s is not None and time.monotonic() - began > timeout_s:
-                raise WaitTimeout(f"the snapshot of {table} is not done after {timeout_s:g} s; it goes on", hint="cdc status")
+                later, hint = (
+                    ("it goes on", "cdc status") if _capture_runs(settings) else ("it begins once capture runs", "cdc run")
+                )
+                raise WaitTimeout(f"the snapshot of {table} is not done after {timeout_s:g} s; {later}", hint=hint)
             if not quiet and outcome.state == "running":
                 display.update([status.TableProgress(table, outcome.rows, outcome.total)])
             time.sleep(_LOOK_S)

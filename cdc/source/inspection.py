@@ -255,7 +255,9 @@ class Inspection:
             refuse_undecided(self._undecided, table.table)
             add_tables(connection, self._source.publication, [table], computed=self._computed, attempts=1)
         except SourceError as error:
-            return Refusal(table.name, str(error).removeprefix(f"table {table.name} "), error.hint or "cdc doctor")
+            said, itself = str(error), f"table {table.name} "
+            problem = said.removeprefix(itself) if said.startswith(itself) else f"cannot join the publication: {said}"
+            return Refusal(table.name, problem, error.hint or "cdc doctor")
         self._soon()
         return None
 
