@@ -44,19 +44,30 @@ class Page:
     found: Read
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Names that are asked for, so many in one transaction."""
+
+    names: pa.Array
+    at_once: int
+
+    def parts(self) -> Iterator[pa.Array]:
+        return (self.names.slice(start, self.at_once) for start in range(0, len(self.names), self.at_once))
+
+
 def pages(server: Server, store: str, keys: TableKeys, form: Form) -> Iterator[Page]:
     """All keys below the table's prefix, each once."""
     look = command("HMGET", ledger.key_of(store), *ledger.LOOK, f"at:{keys.schema.topic}")
     seen, count = SeenKeys(), _FIRST_COUNT
-    awaited: deque[pa.Array | None] = deque([None])
+    awaited: deque[_Asked | None] = deque([None])
     with server.reading() as wire:
         wire.send(_scan(b"0", keys.prefix, count))
         while awaited:
-            names = awaited.popleft()
-            if names is not None:
-                page, size = _read(wire, names, keys, form, _at_once(count))
+            asked = awaited.popleft()
+            if asked is not None:
+                page, size = _read(wire, asked, keys, form)
                 yield page
-                count = int(min(max(PAGE_BYTES * len(names) // size, _FEWEST), SCAN_COUNT))
+                count = int(min(max(PAGE_BYTES * len(asked.names) // size, _FEWEST), SCAN_COUNT))
                 continue
             cursor, found = page_of(np.frombuffer(wire.answers(1), np.uint8))
             request = b""
@@ -64,8 +75,9 @@ def pages(server: Server, store: str, keys: TableKeys, form: Form) -> Iterator[P
                 request = _scan(cursor, keys.prefix, count)
                 awaited.append(None)
             if len(fresh := seen.fresh(found)):
-                request += b"".join(_transaction(look, form, part) for part in _parts(fresh, _at_once(count)))
-                awaited.append(fresh)
+                asked = _Asked(fresh, min(count, READ_KEYS))
+                request += b"".join(_transaction(look, form, part) for part in asked.parts())
+                awaited.append(asked)
             if request:
                 wire.send(request)
 
@@ -87,22 +99,14 @@ def _scan(cursor: bytes, prefix: str, count: int) -> bytes:
     return command("SCAN", cursor, "MATCH", pattern_of(prefix), "COUNT", count)
 
 
-def _at_once(count: int) -> int:
-    return min(count, READ_KEYS)
-
-
-def _parts(names: pa.Array, at_once: int) -> Iterator[pa.Array]:
-    return (names.slice(start, at_once) for start in range(0, len(names), at_once))
-
-
 def _transaction(look: bytes, form: Form, names: pa.Array) -> bytes:
     """The ledger and these keys at one moment."""
     return b"".join((command("MULTI"), look, form.questions(names), command("EXEC")))
 
 
-def _read(wire: RedisWire, names: pa.Array, keys: TableKeys, form: Form, at_once: int) -> tuple[Page, int]:
-    """The answers to what was asked of these names, and how many bytes they are."""
-    counts = [len(part) for part in _parts(names, at_once)]
+def _read(wire: RedisWire, sent: _Asked, keys: TableKeys, form: Form) -> tuple[Page, int]:
+    """The answers to what was asked, and how many bytes they are."""
+    counts = [len(part) for part in sent.parts()]
     asked = [3 + form.commands(count) for count in counts]
     data = np.frombuffer(wire.answers(sum(asked)), np.uint8)
     at, logs, places = 0, [], []
@@ -111,7 +115,7 @@ def _read(wire: RedisWire, names: pa.Array, keys: TableKeys, form: Form, at_once
         logs.append(log)
         places.append((values, count))
     there, found = form.columns(data, places, keys.schema)
-    return Page(tuple(logs), names, there, found), len(data)
+    return Page(tuple(logs), sent.names, there, found), len(data)
 
 
 def _opened(data: Bytes, at: int, answers: int) -> tuple[bytes | None, int, int]:

@@ -19,8 +19,8 @@ import redis
 
 from cdc.model.display import AsRules
 from cdc.model.topic import TopicSchema
-from sinks.cache.ledger import Projection
 from sinks.cache.answerkernels import NOTHING, hash_members, line_at, texts_at
+from sinks.cache.ledger import Projection
 from sinks.cache.resp import fields_of, items_of
 from sinks.cache.wire import bulk
 from sinks.render.choices import Choices

@@ -58,10 +58,14 @@ class RedisWire:
 
     def answers(self, count: int) -> bytes:
         """The next ``count`` answers as they are, whatever their kinds."""
-        at, left = answers_end(np.frombuffer(self._unread, np.uint8), 0, count)
+        at, left = 0, count
         while left:
-            self._read()
+            if at == len(self._unread):
+                self._read()
+            here = at
             at, left = answers_end(np.frombuffer(self._unread, np.uint8), at, left)
+            if left and at == here:
+                self._read()
         found = bytes(memoryview(self._unread)[:at])
         del self._unread[:at]
         return found

@@ -100,7 +100,7 @@ def _behind_space(data: Any, at: int, end: int) -> int:
 def _hex4(data: Any, at: int) -> int:
     code = 0
     for k in range(at, at + 4):
-        byte = data[k]
+        byte = np.int64(data[k])
         if digit(byte):
             value = byte - ZERO
         elif LOWER_A <= byte <= LOWER_F:
@@ -187,7 +187,7 @@ def _nested(data: Any, at: int, end: int) -> int:
 def _number(data: Any, start: int, end: int) -> Any:
     """(behind the number that begins here, IS_WHOLE or IS_REAL). A whole -0 is left: as an integer it is 0."""
     at = number_end(data, start, end)
-    if at == NOT_A_NUMBER:
+    if at == NOT_A_NUMBER or at - start > LONG_NUMBER:
         return LEFT, NO_MEMBER
     for k in range(start, at):
         if data[k] == POINT or data[k] == LOWER_E or data[k] == UPPER_E:
@@ -295,6 +295,33 @@ def object_members(data: Any, starts: Any, stops: Any, labels: Any, ends: Any, o
             at = _behind_space(data, at + 1, end)
         left[row] = not whole
     return left
+
+
+@kernel
+def unwrap(data: Any, spans: Any, tokens: Any, label: Any, left: Any) -> None:
+    """Of objects that have one member of this name (its quotes with it) and no other, the member takes the place."""
+    for row in range(len(tokens)):
+        if tokens[row] != IS_NESTED or left[row]:
+            continue
+        end = spans[row, 1]
+        at = _behind_space(data, spans[row, 0] + 1, end)
+        if data[spans[row, 0]] != OPEN or not is_word(data, at, end, label):
+            continue
+        at = _behind_space(data, at + len(label), end)
+        left[row] = True
+        if at >= end or data[at] != COLON:
+            continue
+        start = _behind_space(data, at + 1, end)
+        at, token = _value(data, start, end)
+        if at < 0:
+            continue
+        behind = _behind_space(data, at, end)
+        left[row] = behind >= end
+        if behind < end and data[behind] == CLOSE:
+            quotes = 1 if token in (IS_STRING, IS_ESCAPED) else 0
+            spans[row, 0] = start + quotes
+            spans[row, 1] = at - quotes
+            tokens[row] = token
 
 
 @kernel
@@ -493,7 +520,7 @@ def _significant(data: Any, start: int, end: int, digits: Any) -> Any:
             sign = -1 if data[at] == MINUS else 1
             at += 1 if data[at] == MINUS or data[at] == PLUS else 0
             while at < end:
-                exponent = min(exponent * 10 + (data[at] - ZERO), 10_000)
+                exponent = min(exponent * 10 + (np.int64(data[at]) - ZERO), 10_000)
                 at += 1
             exponent *= sign
         else:
