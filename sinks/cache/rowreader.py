@@ -95,6 +95,8 @@ def own_rows(names: pa.Array, rows: pa.RecordBatch, which: Mask, keys: TableKeys
     nothing but fields of the table."""
     if not which.all():
         names, rows = names.filter(pa.array(which)), rows.filter(pa.array(which))
+    if len(names) == 0:
+        return rows
     if keys.shown and plain_key(keys.schema):
         mine = pc.equal(names, keys.texts_of_keys(rows).to_array())
         return rows if pc.all(mine).as_py() else rows.filter(mine)

@@ -34,6 +34,8 @@ _AS: Final = {
 }
 _FLOATS: Final = {Scalar(ScalarType.FLOAT4): pa.float32(), Scalar(ScalarType.FLOAT8): pa.float64()}
 _NUMERIC: Final = Scalar(ScalarType.NUMERIC)
+_BYTES_MAX: Final = 2**31 // 8
+"""Of documents read together: what they mean is at most six times as long, and stands in a column whose offsets have 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ def document_members(data: Bytes, starts: Offsets, stops: Offsets, labels: Label
 
 def rows_of_members(found: Members, schema: TopicSchema, labels: Labels, style: Style, *, parsed: bool = True) -> Read:
     """The rows whose values stand there. ``parsed``: a value that the kernels leave is JSON, and may be parsed by itself."""
+    if found.data.size > _BYTES_MAX:
+        return nothing_read(len(found.left), schema)
     left = found.left | (found.tokens == kernels.NO_MEMBER).all(axis=1)
     known = {column.name: at for at, (column, _) in enumerate(labels.columns)}
     columns = []

@@ -27,7 +27,9 @@ def read(documents: list[bytes], schema: TopicSchema, style: Style) -> Read:
     texts = Texts(np.frombuffer(b"".join(documents), np.uint8).copy(), np.cumsum([0, *map(len, documents)]).astype(np.int64))
     labels = labels_of(schema, style)
     assert labels is not None
-    return rows_of_members(document_members(texts.data, texts.offsets[:-1], texts.offsets[1:], labels), schema, labels, style)
+    return rows_of_members(
+        document_members(texts.data, texts.offsets[:-1].copy(), texts.offsets[1:].copy(), labels), schema, labels, style
+    )
 
 
 def check(documents: list[bytes], schema: TopicSchema, style: Style) -> int:
