@@ -143,9 +143,9 @@ def _digits(values: pa.Array) -> pa.Array:
 def _float_texts(values: pa.Array, width: int) -> pa.Array:
     if len(values) <= FEW_ROWS:
         return pa.array([None if v is None else _float_text(v, width) for v in values.to_pylist()], pa.utf8())
-    # Between these both write the shortest digits without an exponent.
+    # Between these Arrow, too, writes the shortest digits without an exponent.
     size = np.abs(values.to_numpy(zero_copy_only=False))
-    odd = ~((size >= 1e-4) & (size < (1e15 if width == 8 else 1e6))) & values.is_valid().to_numpy(zero_copy_only=False)
+    odd = ~((size >= 1e-4) & (size < (1e9 if width == 8 else 1e6))) & values.is_valid().to_numpy(zero_copy_only=False)
     texts = pc.replace_substring_regex(values.cast(pa.utf8()), pattern=r"\.0$", replacement="")
     if not odd.any():
         return texts
