@@ -36,10 +36,11 @@ from cdc.errors import ConfigError, SourceError
 from cdc.kernels.memory import Reused
 from cdc.pgvalues.binary import readable
 from cdc.source.connection import reason
+from cdc.source.copyout import Abandoned, copy_blocks
 from cdc.source.excerpt import Reachable
 from snapshots import steps
 from snapshots.agenda import Agenda, Selection
-from snapshots.copy import Abandoned, copy_blocks, read_rows
+from snapshots.copy import read_rows
 from snapshots.feed import PREFIX, SnapshotFeed, Watermarks
 from snapshots.jobs import Board
 from snapshots.loggedrows import NOTHING_LOGGED, LoggedRows, next_keys

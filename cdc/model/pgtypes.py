@@ -101,11 +101,11 @@ def canonical_text(values: pa.Array) -> pa.Array:
             return pa.array([None if v is None else "ft"[v] for v in values.to_pylist()], pa.utf8())
         # Not made when this module is loaded: Arrow's first value loads pandas, for which a verb like `cdc wait` would wait.
         return pc.if_else(values, pa.scalar("t", pa.utf8()), pa.scalar("f", pa.utf8()))
-    if pa.types.is_float32(kind):
-        return pa.array([None if v is None else _float_text(v, 4) for v in values.to_pylist()], pa.utf8())
-    if pa.types.is_float64(kind):
-        return pa.array([None if v is None else _float_text(v, 8) for v in values.to_pylist()], pa.utf8())
+    if pa.types.is_floating(kind):
+        return _float_texts(values, 4 if pa.types.is_float32(kind) else 8)
     if pa.types.is_binary(kind):
+        if len(values) > FEW_ROWS:
+            return _digits(values)
         return pa.array([None if v is None else "\\x" + v.hex() for v in values.to_pylist()], pa.utf8())
     if pa.types.is_timestamp(kind):
         # Held in UTC, so that the same number without its zone is the same time; a cast would ask the zone for each value.
@@ -118,9 +118,39 @@ def canonical_text(values: pa.Array) -> pa.Array:
     if pa.types.is_time64(kind):
         return _trim_fraction(values.cast(pa.utf8()))
     if pa.types.is_decimal(kind):
+        if len(values) > FEW_ROWS:
+            return _digits(values)
         # Arrow's cast writes small values in scientific notation, Postgres never does.
         return pa.array([None if v is None else f"{v:f}" for v in values.to_pylist()], pa.utf8())
     return values.cast(pa.utf8())
+
+
+def _digits(values: pa.Array) -> pa.Array:
+    """Of decimals and bytes."""
+    from cdc.kernels.digits import decimal_text, hex_text  # compiled loops, for which a verb like `cdc wait` would wait
+
+    if pa.types.is_decimal(values.type):
+        words = np.frombuffer(values.buffers()[1], np.uint64, 2 * len(values), 16 * values.offset)
+        data, ends = decimal_text(words, values.type.scale)
+    else:
+        _, offsets, buffer = values.buffers()
+        starts = np.frombuffer(offsets, np.int32, len(values) + 1, 4 * values.offset).astype(np.int64)
+        data, ends = hex_text(np.frombuffer(buffer or b"", np.uint8), starts)
+    texts = pa.Array.from_buffers(pa.large_utf8(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(data)]).cast(pa.utf8())
+    return pc.if_else(values.is_valid(), texts, pa.scalar(None, pa.utf8())) if values.null_count else texts
+
+
+def _float_texts(values: pa.Array, width: int) -> pa.Array:
+    if len(values) <= FEW_ROWS:
+        return pa.array([None if v is None else _float_text(v, width) for v in values.to_pylist()], pa.utf8())
+    # Between these Arrow, too, writes the shortest digits without an exponent.
+    size = np.abs(values.to_numpy(zero_copy_only=False))
+    odd = ~((size >= 1e-4) & (size < (1e9 if width == 8 else 1e6))) & values.is_valid().to_numpy(zero_copy_only=False)
+    texts = pc.replace_substring_regex(values.cast(pa.utf8()), pattern=r"\.0$", replacement="")
+    if not odd.any():
+        return texts
+    others = [_float_text(v, width) for v in values.filter(pa.array(odd)).to_pylist()]
+    return pc.replace_with_mask(texts, pa.array(odd), pa.array(others, pa.utf8()))
 
 
 def _few_times(values: pa.Array, zone: str) -> pa.Array | None:

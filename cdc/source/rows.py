@@ -1,4 +1,4 @@
-"""The source's rows as text columns at one snapshot, for the audit: COPY, read in big blocks, parsed by ``copytext``.
+"""The source's rows as text columns at one snapshot, for the audit: COPY in big blocks, parsed by ``copytext``.
 
 Columns are selected as they are, never ``::text``: COPY writes what the type's output function gives, which is the canonical text,
 while a cast strips char(n)'s blanks, spells booleans out and adds masks to addresses.
@@ -7,7 +7,8 @@ while a cast strips char(n)'s blanks, spells booleans out and adds masks to addr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from threading import Event
 from typing import Final, LiteralString
 
 import psycopg
@@ -20,9 +21,9 @@ from cdc.model.table import Table
 from cdc.pgvalues.copytext import parse
 from cdc.source.catalog import PARTITIONED
 from cdc.source.connection import reason
+from cdc.source.copyout import Block, copy_blocks
 from cdc.source.coverage import PUBLISHED
 
-BLOCK_BYTES: Final = 4 * 2**20
 VERSION: Final = "_cdc_xmin"
 """The extra column of ``fetch``: changes whenever the row was written again, even with equal values."""
 
@@ -114,7 +115,7 @@ class SourceRows:
         query = sql.SQL("copy (select {}, t.xmin from {} t where ({}) and {}) to stdout").format(
             self._columns(), self._from, self._filter, condition
         )
-        return self._copy(query, self._schema.append(pa.field(VERSION, pa.utf8())), lambda: True)
+        return self._copy(query, self._schema.append(pa.field(VERSION, pa.utf8())))
 
     def fetch_meant(self, keys: pa.RecordBatch, meant: Callable[[pa.RecordBatch], pa.RecordBatch]) -> list[pa.RecordBatch]:
         """As ``fetch``, where only the rows as ``meant`` gives them show which of them have these keys: reads the whole table."""
@@ -156,23 +157,31 @@ class SourceRows:
             _unnested(keys),
         )
 
-    def _copy(self, query: sql.Composed, schema: pa.Schema, keep_going: Callable[[], bool]) -> Iterator[pa.RecordBatch]:
-        block = bytearray()
+    def _copy(
+        self, query: sql.Composed, schema: pa.Schema, keep_going: Callable[[], bool] = lambda: True
+    ) -> Iterator[pa.RecordBatch]:
+        blocks, ended = copy_blocks(self._connection, query.as_string(self._connection), Event()), False
         try:
-            with self._connection.cursor() as cursor, cursor.copy(query) as copy:
-                for piece in copy:
-                    block += piece
-                    if len(block) >= BLOCK_BYTES:
-                        yield self._protect(parse(block, schema))
-                        block = bytearray()
-                        if not keep_going():
-                            return
-        except (psycopg.DataError, psycopg.IntegrityError):
-            raise
+            for block in blocks:
+                yield self._protect(parse(block.data, schema, block.rows, block.skip))
+                if not keep_going():
+                    return
+            ended = True
         except psycopg.Error as error:
+            ended = True
+            if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
+                raise
             raise self._unreadable(error) from None
-        if block:
-            yield self._protect(parse(block, schema))
+        finally:
+            if not ended:
+                self._end(blocks)
+
+    def _end(self, blocks: Iterator[Block]) -> None:
+        """Reads a reply to its end, so that the connection can be used again."""
+        with suppress(psycopg.Error):
+            self._connection.cancel_safe()
+            for _ in blocks:
+                pass
 
     def _unreadable(self, error: psycopg.Error) -> SourceError:
         return SourceError(f"cannot read {self._table.qualified} at the source: {reason(error)}", hint="cdc doctor")

@@ -136,6 +136,16 @@ def fields_of(named: Sequence[tuple[bytes, Texts, npt.NDArray[np.uint8] | None]]
     return Texts(out, offsets), items
 
 
+def items_of(texts: Texts, before: bytes = b"") -> bytes:
+    """Each text as an item, and ``before`` in front of it, one behind the other."""
+    sizes, ahead = np.zeros(len(texts), np.int64), np.frombuffer(before, np.uint8)
+    add_item_sizes(sizes, texts.offsets, _EVERYWHERE, len(before))
+    ends = np.cumsum(sizes)
+    out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+    put_items(out, ends - sizes, ahead, texts.data, texts.offsets, _EVERYWHERE)
+    return out.tobytes()
+
+
 def warm_up() -> None:
     """Compiles or loads the kernels (see ``jsonrows.warm_up``)."""
     one = Texts(np.frombuffer(b"k", np.uint8), np.array([0, 1], np.int64))

@@ -1,4 +1,4 @@
-"""Rows as they stand in the store, for the audit and for erasing it.
+"""Rows as they stand in the store, for the audit and for erasing it: of any keys, whatever they hold (``rowscan`` reads what most of them hold, and faster).
 
 What lies below a table's prefix is a row of ours when its own columns name exactly the key that it stands under; anything else there is
 somebody else's, and is neither shown nor touched. Where values do not show the key, a row of ours is what has fields of the table
@@ -12,13 +12,14 @@ from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import redis
 
 from cdc.model.topic import TopicSchema
 from sinks.cache import ledger
 from sinks.cache.keytemplate import TableKeys
 from sinks.cache.server import Server
-from sinks.cache.values import Fields, Form
+from sinks.cache.values import Fields, Form, Mask
 from sinks.contract import audit_schema
 from sinks.render.meaning import plain_key
 
@@ -28,14 +29,19 @@ READ_KEYS: Final = 500
 
 
 def scanned(server: Server, prefix: str) -> Iterator[list[bytes]]:
-    """The keys below the prefix, in pieces of at most ``READ_KEYS``. Some may come twice (see ``sinks.cache.seenkeys``)."""
-    pattern = "".join("\\" + c if c in "*?[]\\^-" else c for c in prefix) + "*"
+    """The keys below the prefix, in pieces of at most ``READ_KEYS``. Some may come twice."""
+    pattern = pattern_of(prefix)
     cursor = 0
     while True:
         cursor, found = server.ask(partial(_page, cursor, pattern))
         yield from (found[start : start + READ_KEYS] for start in range(0, len(found), READ_KEYS))
         if cursor == 0:
             return
+
+
+def pattern_of(prefix: str) -> str:
+    """As SCAN takes it."""
+    return "".join("\\" + c if c in "*?[]\\^-" else c for c in prefix) + "*"
 
 
 def _page(cursor: int, pattern: str, client: redis.Redis) -> tuple[int, list[bytes]]:
@@ -79,12 +85,28 @@ def rows_of(
         batches = [rows for _, rows in alone]
         return [name for mine, _ in alone for name in mine], together(batches, keys.schema)
     if not keys.shown:
-        rows = _with_keys([name for name, _ in there], rows, keys, form)
-    mine = _own([name for name, _ in there], rows, keys, form)
+        rows = with_keys([name for name, _ in there], rows, keys, form)
+    mine = own([name for name, _ in there], rows, keys, form)
     return [name for (name, _), is_mine in zip(there, mine, strict=True) if is_mine], rows.filter(pa.array(mine, pa.bool_()))
 
 
-def _with_keys(names: Sequence[bytes], rows: pa.RecordBatch, keys: TableKeys, form: Form) -> pa.RecordBatch:
+def own_rows(names: pa.Array, rows: pa.RecordBatch, which: Mask, keys: TableKeys, form: Form) -> pa.RecordBatch:
+    """Those of some rows that are the table's. ``names``: the keys (large_binary) that they stand under; ``which``: the rows to look at, all of which have
+    nothing but fields of the table."""
+    if not which.all():
+        names, rows = names.filter(pa.array(which)), rows.filter(pa.array(which))
+    if len(names) == 0:
+        return rows
+    if keys.shown and plain_key(keys.schema):
+        mine = pc.equal(names, keys.texts_of_keys(rows).to_array())
+        return rows if pc.all(mine).as_py() else rows.filter(mine)
+    listed = names.to_pylist()
+    if not keys.shown:
+        rows = with_keys(listed, rows, keys, form)
+    return rows.filter(pa.array(own(listed, rows, keys, form), pa.bool_()))
+
+
+def with_keys(names: Sequence[bytes], rows: pa.RecordBatch, keys: TableKeys, form: Form) -> pa.RecordBatch:
     """The rows with those columns of the key that their values do not show, out of their names."""
     said = form.meant(keys.keys_of(names), keys.schema)
     for at, column in enumerate(keys.schema.fields):
@@ -93,7 +115,7 @@ def _with_keys(names: Sequence[bytes], rows: pa.RecordBatch, keys: TableKeys, fo
     return rows
 
 
-def _own(names: Sequence[bytes], rows: pa.RecordBatch, keys: TableKeys, form: Form) -> list[bool]:
+def own(names: Sequence[bytes], rows: pa.RecordBatch, keys: TableKeys, form: Form) -> list[bool]:
     """Whether each row's own columns name exactly the key that it stands under."""
     if not names:
         return []

@@ -47,6 +47,18 @@ class Server:
             self._wire = RedisWire(self._connection._sock)
         return self._wire
 
+    @contextmanager
+    def reading(self) -> Iterator[RedisWire]:
+        """A connection of its own, for questions that are asked ahead of their answers."""
+        with self.errors():
+            pool = self._client.connection_pool
+            connection = pool.connection_class(**pool.connection_kwargs)
+            try:
+                connection.connect()
+                yield RedisWire(connection._sock)
+            finally:
+                connection.disconnect()
+
     def ask(self, question: Callable[[redis.Redis], Found]) -> Found:
         with self.errors():
             return question(self._client)

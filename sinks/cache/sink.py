@@ -22,14 +22,13 @@ from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
-from sinks.cache import erasure, ledger, neighbours, resp, rowreader
+from sinks.cache import erasure, ledger, neighbours, resp, rowreader, rowscan
 from sinks.cache.barriers import CacheBarriers
 from sinks.cache.fence import FenceAnswer, Writer, answer
 from sinks.cache.ledger import CacheLedger, Projection
 from sinks.cache.letters import CacheLetters, name_texts
 from sinks.cache.options import Options
 from sinks.cache.rowwriter import Rowwriter
-from sinks.cache.seenkeys import SeenKeys
 from sinks.cache.server import Server
 from sinks.cache.standing import CacheStanding, could_be_the_same
 from sinks.cache.transactions import Answers, Commands, RedisTransactions, lost
@@ -335,10 +334,12 @@ class CacheSink:
             keys = self._known.keys(schema)
         except ConfigError:
             return  # its rows are set aside
-        seen = SeenKeys()
-        for found in rowreader.scanned(self._server, keys.prefix):
-            if names := seen.fresh(found):
-                yield self._rows(names, schema)
+        for page in rowscan.pages(self._server, self.name, keys, self._form):
+            for log in page.log:
+                self._refuse_lost(log)
+            yield rowreader.own_rows(page.names, page.found.rows, page.there & ~page.found.left, keys, self._form)
+            for start in range(0, len(left := page.names.filter(pa.array(page.there & page.found.left))), rowreader.READ_KEYS):
+                yield self._rows(left.slice(start, rowreader.READ_KEYS).to_pylist(), schema)
 
     def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
         if not plain_key(schema):  # what such a key means is not what its name is made of
@@ -353,9 +354,13 @@ class CacheSink:
     def _rows(self, names: Sequence[bytes], schema: TopicSchema) -> pa.RecordBatch:
         """Rows and the ledger at one moment, so that nothing is taken for missing that was lost since the store was opened."""
         seen, found = rowreader.read(self._server, self.name, schema.topic, names, self._form)
-        if self._known.shapes and (seen[0] is None or seen[0].decode() != self._lineage().log):
-            raise lost(self.name)
+        self._refuse_lost(seen[0])
         return rowreader.rows_of(names, found, self._known.keys(schema), self._form)[1]
+
+    def _refuse_lost(self, log: bytes | None) -> None:
+        """``log``: the ledger's, at the moment at which rows were read."""
+        if self._known.shapes and (log is None or log.decode() != self._lineage().log):
+            raise lost(self.name)
 
     def close(self) -> None:
         self._writing.close()

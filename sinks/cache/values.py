@@ -19,11 +19,15 @@ import redis
 
 from cdc.model.display import AsRules
 from cdc.model.topic import TopicSchema
+from sinks.cache.answerkernels import NOTHING, hash_members, line_at, texts_at
 from sinks.cache.ledger import Projection
-from sinks.cache.resp import fields_of
+from sinks.cache.resp import fields_of, items_of
+from sinks.cache.wire import bulk
 from sinks.render.choices import Choices
-from sinks.render.jsonkernels import VALUE
-from sinks.render.jsonrows import Member, Texts, fields, plain_documents
+from sinks.render.documentcolumns import Mask as Mask
+from sinks.render.documentcolumns import Members, Read, document_members, labels_of, nothing_read, rows_of_members
+from sinks.render.jsonkernels import VALUE, Bytes
+from sinks.render.jsonrows import Member, Texts, fields, plain_documents, raw_texts
 from sinks.render.jsontext import from_fields, may_be_row, meant_rows, parse, row_texts
 
 Fields = Mapping[str, Any]
@@ -52,6 +56,19 @@ class Form(Protocol):
 
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         """Adds the question for this key's value, which ``read`` takes the answer to."""
+        ...
+
+    def questions(self, names: pa.Array) -> bytes:
+        """The commands that ask for all of these keys' values."""
+        ...
+
+    def commands(self, names: int) -> int:
+        """How many commands ``questions`` has for so many keys."""
+        ...
+
+    def columns(self, data: Bytes, places: Sequence[tuple[int, int]], schema: TopicSchema) -> tuple[Mask, Read]:
+        """The answers to ``questions`` as rows. ``places``: where those to each of them begin in ``data``, and to how many keys. The mask says which
+        keys hold anything of ours."""
         ...
 
     def write(self, batch: pa.RecordBatch, schema: TopicSchema) -> Written:
@@ -87,6 +104,25 @@ class Json:
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.get(name)
 
+    def questions(self, names: pa.Array) -> bytes:
+        return b"*%d\r\n%s" % (len(names) + 1, bulk(b"MGET")) + items_of(raw_texts(names))
+
+    def commands(self, names: int) -> int:  # noqa: ARG002
+        return 1
+
+    def columns(self, data: Bytes, places: Sequence[tuple[int, int]], schema: TopicSchema) -> tuple[Mask, Read]:
+        count = sum(count for _, count in places)
+        starts, stops, row = np.empty(count, np.int64), np.empty(count, np.int64), 0
+        for at, some in places:
+            texts_at(data, line_at(data, at)[2], starts[row : row + some], stops[row : row + some])
+            row += some
+        style = self._choices.style(schema)
+        labels = labels_of(schema, style)
+        there = starts != NOTHING
+        if labels is None:
+            return there, nothing_read(count, schema)
+        return there, rows_of_members(document_members(data, starts, stops, labels), schema, labels, style)
+
     def write(self, batch: pa.RecordBatch, schema: TopicSchema) -> Written:
         return Written(plain_documents(batch, schema, self._choices.style(schema)))
 
@@ -120,6 +156,27 @@ class Hash:
 
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.hgetall(name)
+
+    def questions(self, names: pa.Array) -> bytes:
+        return items_of(raw_texts(names), b"*2\r\n" + bulk(b"HGETALL"))
+
+    def commands(self, names: int) -> int:
+        return names
+
+    def columns(self, data: Bytes, places: Sequence[tuple[int, int]], schema: TopicSchema) -> tuple[Mask, Read]:
+        count, row = sum(count for _, count in places), 0
+        style = self._choices.style(schema)
+        labels = labels_of(schema, style, quoted=False)
+        if labels is None:
+            return np.ones(count, np.bool_), nothing_read(count, schema)
+        columns = len(labels.kinds)
+        spans, tokens = np.zeros((count, columns, 2), np.int64), np.zeros((count, columns), np.uint8)
+        left, there = np.empty(count, np.bool_), np.empty(count, np.bool_)
+        for at, some in places:
+            rows = slice(row, row + some)
+            hash_members(data, at, labels.data, labels.ends, labels.kinds, spans[rows], tokens[rows], left[rows], there[rows])
+            row += some
+        return there, rows_of_members(Members(data, spans, tokens, left), schema, labels, style, parsed=False)
 
     def write(self, batch: pa.RecordBatch, schema: TopicSchema) -> Written:
         named = [

@@ -6,6 +6,10 @@ import select
 import socket
 from typing import Final
 
+import numpy as np
+
+from sinks.cache.answerkernels import answers_end
+
 Reply = bytes | int | None | list["Reply"]
 
 _LINE: Final = b"\r\n"
@@ -51,6 +55,20 @@ class RedisWire:
             return False
         del self._unread[: len(answer)]
         return True
+
+    def answers(self, count: int) -> bytes:
+        """The next ``count`` answers as they are, whatever their kinds."""
+        at, left = 0, count
+        while left:
+            if at == len(self._unread):
+                self._read()
+            here = at
+            at, left = answers_end(np.frombuffer(self._unread, np.uint8), at, left)
+            if left and at == here:
+                self._read()
+        found = bytes(memoryview(self._unread)[:at])
+        del self._unread[:at]
+        return found
 
     def lines(self, count: int) -> bytes:
         """The next ``count`` answers, each of which is one line: a status, a number or an error."""

@@ -11,6 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cdc.kernels.civil import date_of
+from cdc.kernels.digits import HEX as HEX
+from cdc.kernels.digits import decimal_text as decimal_text
+from cdc.kernels.digits import put_digits, put_padded
 from cdc.kernels.jit import inlined, kernel
 from cdc.kernels.memcpy import copied
 from sinks.render.tokenkernels import BACKSLASH, COLON, EQUALS, LOWER_U, MINUS, POINT, QUOTE, SPACE, UPPER_T, UPPER_Z, ZERO
@@ -23,35 +26,12 @@ NULL: Final = 1
 ABSENT: Final = 2
 """What stands in a row at a piece's place (``states``): the value, its NULL text, or nothing at all."""
 
-HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
 _BASE64: Final = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
 SHORT: Final = np.zeros(32, np.uint8)
 for _code, _letter in ((8, b"b"), (9, b"t"), (10, b"n"), (12, b"f"), (13, b"r")):
     SHORT[_code] = _letter[0]
 
 _DAY_US: Final = 86_400_000_000
-
-
-@kernel
-def _put_digits(out: Any, end: int, value: Any) -> int:
-    """Writes the decimal digits of an unsigned value so that they end before ``end``; returns where they start."""
-    rest = np.uint64(value)
-    ten = np.uint64(10)
-    while True:
-        end -= 1
-        quotient = rest // ten
-        out[end] = np.uint8(ZERO + rest - quotient * ten)
-        rest = quotient
-        if rest == np.uint64(0):
-            return end
-
-
-@kernel
-def _put_padded(out: Any, at: int, value: Any, width: int) -> int:
-    for k in range(width - 1, -1, -1):
-        out[at + k] = np.uint8(ZERO + value % 10)
-        value //= 10
-    return at + width
 
 
 @kernel
@@ -68,9 +48,9 @@ def integer_text(values: Any) -> Any:
         if value < 0:
             data[at] = MINUS
             at += 1
-            start = _put_digits(scratch, 24, np.uint64(0) - np.uint64(value))
+            start = put_digits(scratch, 24, np.uint64(0) - np.uint64(value))
         else:
-            start = _put_digits(scratch, 24, np.uint64(value))
+            start = put_digits(scratch, 24, np.uint64(value))
         for k in range(start, 24):
             data[at] = scratch[k]
             at += 1
@@ -79,65 +59,14 @@ def integer_text(values: Any) -> Any:
 
 
 @kernel
-def decimal_text(words: Any, scale: int) -> Any:
-    """decimal128 values (two little-endian 64-bit words each) → text column with exactly ``scale`` decimal places."""
-    count = len(words) // 2
-    data = np.empty(count * 41, np.uint8)
-    offsets = np.empty(count + 1, np.int64)
-    scratch = np.empty(64, np.uint8)
-    at = 0
-    offsets[0] = 0
-    mask = np.uint64(0xFFFFFFFF)
-    half = np.uint64(32)
-    billion = np.uint64(1_000_000_000)
-    for i in range(count):
-        low, high = np.uint64(words[2 * i]), np.uint64(words[2 * i + 1])
-        if high >> np.uint64(63):
-            low = ~low + np.uint64(1)
-            high = ~high + (np.uint64(1) if low == np.uint64(0) else np.uint64(0))
-            data[at] = MINUS
-            at += 1
-        start = 64
-        while high != np.uint64(0):  # nine digits at a time, by long division of the four 32-bit halves
-            high_quotient = high // billion
-            rest = high - high_quotient * billion
-            upper = rest << half | low >> half
-            upper_quotient = upper // billion
-            rest = upper - upper_quotient * billion
-            lower = rest << half | low & mask
-            lower_quotient = lower // billion
-            rest = lower - lower_quotient * billion
-            high, low = high_quotient, upper_quotient << half | lower_quotient
-            _put_padded(scratch, start - 9, np.int64(rest), 9)
-            start -= 9
-        start = _put_digits(scratch, start, low)
-        while start < 64 and scratch[start] == ZERO:
-            start += 1
-        while 64 - start < scale + 1:
-            start -= 1
-            scratch[start] = ZERO
-        for k in range(start, 64 - scale):
-            data[at] = scratch[k]
-            at += 1
-        if scale > 0:
-            data[at] = POINT
-            at += 1
-            for k in range(64 - scale, 64):
-                data[at] = scratch[k]
-                at += 1
-        offsets[i + 1] = at
-    return data[:at], offsets
-
-
-@kernel
 def _put_date(out: Any, at: int, days: Any) -> int:
     """YYYY-MM-DD of the days since 1970-01-01, years 0001 to 9999."""
     date = date_of(days)
-    at = _put_padded(out, at, date.year, 4)
+    at = put_padded(out, at, date.year, 4)
     out[at] = MINUS
-    at = _put_padded(out, at + 1, date.month, 2)
+    at = put_padded(out, at + 1, date.month, 2)
     out[at] = MINUS
-    return _put_padded(out, at + 1, date.day, 2)
+    return put_padded(out, at + 1, date.day, 2)
 
 
 @kernel
@@ -145,14 +74,14 @@ def _put_clock(out: Any, at: int, micros: int) -> int:
     """HH:MM:SS[.ffffff] without the fraction's trailing zeros."""
     seconds = micros // 1_000_000
     fraction = micros - seconds * 1_000_000
-    at = _put_padded(out, at, seconds // 3600, 2)
+    at = put_padded(out, at, seconds // 3600, 2)
     out[at] = COLON
-    at = _put_padded(out, at + 1, seconds // 60 % 60, 2)
+    at = put_padded(out, at + 1, seconds // 60 % 60, 2)
     out[at] = COLON
-    at = _put_padded(out, at + 1, seconds % 60, 2)
+    at = put_padded(out, at + 1, seconds % 60, 2)
     if fraction > 0:
         out[at] = POINT
-        at = _put_padded(out, at + 1, fraction, 6)
+        at = put_padded(out, at + 1, fraction, 6)
         while out[at - 1] == ZERO:
             at -= 1
     return at

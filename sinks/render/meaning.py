@@ -1,7 +1,7 @@
 """The meaning of a value, as one text for all ways of writing it: what the audit compares. Pure.
 
 A scalar means Postgres's own text of it, whatever way its store writes it (an interval: its ISO 8601). JSON, arrays and objects mean
-themselves: the JSON with its names sorted and its numbers reduced, so that 1.10, 1.1 and 1.1e0 are one. In a store that reads numbers as
+themselves: the JSON with its names in order and its numbers reduced, so that 1.10, 1.1 and 1.1e0 are one. In a store that reads numbers as
 doubles, a numeric without a declared scale means its number: 1.10 is 1.1 there.
 """
 
@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,6 +25,11 @@ from cdc.model.topic import TopicField, TopicSchema
 from sinks.render import literals
 from sinks.render.columns import literal_texts, trimmed
 from sinks.render.kinds import Kind, Leaf, kind_of
+from sinks.render.readkernels import canonical_lines
+from sinks.render.texts import Texts
+
+Mask = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.int64]
 
 PLAIN: Final = frozenset((Leaf.TEXT, Leaf.NUMBER, Leaf.BOOL, Leaf.MOMENT, Leaf.BYTES))
 """Kinds of values that mean Postgres's own text."""
@@ -55,9 +62,43 @@ def canonical_json(value: Any, *, doubles: bool) -> str:
     """One text for all JSON that means the same; ``value``: parsed, its numbers ``int`` or ``Number``. An empty text for what is nested too deep
     to be ours (``literals.DEPTH_MAX``)."""
     try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_through_double if doubles else _reduced)
+        return json.dumps(_in_order(value), separators=(",", ":"), default=_through_double if doubles else _reduced)
     except RecursionError:
         return ""
+
+
+def _in_order(value: Any) -> Any:
+    """With the names of objects in the order that jsonb keeps them in, so that few texts have to be put into it."""
+    if isinstance(value, dict):
+        return {name: _in_order(value[name]) for name in sorted(value, key=_name_order)}
+    return [_in_order(one) for one in value] if isinstance(value, list) else value
+
+
+def _name_order(name: str) -> tuple[int, bytes]:
+    encoded = name.encode("utf-8", "surrogatepass")
+    return len(encoded), encoded
+
+
+def canonical_texts(texts: Texts, there: Mask, *, doubles: bool, parsed: bool = True) -> tuple[pa.Array, Rows]:
+    """JSON texts as ``canonical_json`` has what they say (utf8), NULL where none is ``there``; and the rows that are not settled: what is no JSON or,
+    unless it may be ``parsed``, what the kernel has left."""
+    data, ends, left = canonical_lines(texts.data, texts.offsets, there)
+    valid = there & ~left
+    bitmap = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    found = pa.StringArray.from_buffers(len(there), pa.py_buffer(ends), pa.py_buffer(data), bitmap)
+    rows = np.flatnonzero(left)
+    if len(rows) == 0 or not parsed:
+        return found, rows
+    settled, slowly = [], []
+    for row, text in zip(rows.tolist(), texts.to_array().take(pa.array(rows)).to_pylist(), strict=True):
+        try:
+            slowly.append(canonical_json(parse(text), doubles=doubles))
+        except ValueError:
+            continue
+        settled.append(row)
+    which = np.zeros(len(there), np.bool_)
+    which[settled] = True
+    return pc.replace_with_mask(found, pa.array(which), pa.array(slowly, pa.utf8())), np.flatnonzero(left & ~which)
 
 
 def parse(text: str | bytes) -> Any:
@@ -80,12 +121,13 @@ def meant(values: pa.Array, column: TopicField, kind: Kind, *, doubles: bool) ->
     """A column of Postgres's text (utf8) as what it means in a store that holds it as this kind."""
     if kind in PLAIN:
         return trimmed(values) if _is_trimmed(column, kind, doubles) else values
-    texts = literal_texts(values, kind, doubles=doubles).to_array()
+    texts, there = literal_texts(values, kind, doubles=doubles), values.is_valid().to_numpy(zero_copy_only=False)
     if kind is Leaf.INTERVAL:
-        bare = pc.binary_slice(texts, 1, -1).cast(pa.large_utf8()).cast(pa.utf8())  # nothing in it is ever escaped
+        bare = pc.binary_slice(texts.to_array(), 1, -1).cast(pa.large_utf8()).cast(pa.utf8())  # nothing in it is ever escaped
         return pc.if_else(values.is_valid(), bare, pa.scalar(None, pa.utf8()))
-    there = zip(texts.to_pylist(), values.is_valid().to_pylist(), strict=True)
-    return pa.array([canonical_json(parse(text), doubles=doubles) if has else None for text, has in there], pa.utf8())
+    found, odd = canonical_texts(texts, there, doubles=doubles)
+    assert len(odd) == 0, "a literal is JSON"
+    return found
 
 
 def held_column(values: Sequence[Any], column: TopicField, kind: Kind, *, doubles: bool) -> pa.Array:

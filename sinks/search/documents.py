@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,9 +17,11 @@ from sinks.render.jsonrows import DELETED
 from sinks.render.jsontext import meant_rows, row_texts
 from sinks.render.meaning import plain_key
 from sinks.render.rowtext import SEPARATOR, join_key, rows_with_keys, split_keys
+from sinks.retry import down
 from sinks.search import conditional, fields
 from sinks.search.indices import LIVING
 from sinks.search.names import HASHED_ID, document_ids
+from sinks.search.pages import Hits
 from sinks.search.tables import Tables
 from sinks.search.wire import Cluster
 
@@ -54,8 +58,17 @@ class Documents:
     def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
         found = self._tables.find(schema)
         if found is not None:
+            style = self._choices.style(schema)
             for hits in self._pages(found.index, schema):
-                yield self._texts(hits, schema)
+                rows, left = hits.rows(schema, style)
+                if not all(column.shown for column in schema.key):
+                    ids = hits.ids()
+                    left = left if ids is not None else np.ones(len(hits), np.bool_)
+                    rows = rows if ids is None else _with_keys(rows, ids, schema, self._choices)
+                if left.any():
+                    yield self._texts(hits.parsed(left), schema)
+                    rows = rows.filter(pa.array(~left))
+                yield rows
 
     def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
         if not plain_key(schema):
@@ -85,15 +98,25 @@ class Documents:
             return found
         return _with_keys(found, pa.array([hit["_id"] for hit in hits], pa.utf8()), schema, self._choices)
 
-    def _pages(self, index: str, schema: TopicSchema) -> Iterator[list[Any]]:
-        """The hits of every living document, as they are now, by pages."""
+    def _pages(self, index: str, schema: TopicSchema) -> Iterator[Hits]:
+        """The hits of every living document, as they are now, by pages; while one is read the cluster is at work on the next."""
         body = {"size": PAGE_ROWS, "query": LIVING, "sort": ["_doc"]}
         params = {"scroll": SCROLL_KEEP_ALIVE, "allow_partial_search_results": "false"}
-        page = self._cluster.ask(f"reading {schema.topic}", "POST", f"/{index}/_search", body, params=params)
+        page = self._page(schema, f"/{index}/_search", body, params)
         try:
-            while hits := page["hits"]["hits"]:
-                yield hits
-                following = {"scroll": SCROLL_KEEP_ALIVE, "scroll_id": page["_scroll_id"]}
-                page = self._cluster.ask(f"reading {schema.topic}", "POST", "/_search/scroll", following)
+            with ThreadPoolExecutor(1, "audit-page") as ahead:
+                while len(page):
+                    following = {"scroll": SCROLL_KEEP_ALIVE, "scroll_id": page.scroll}
+                    coming = ahead.submit(self._page, schema, "/_search/scroll", following)
+                    yield page
+                    page = coming.result()
         finally:
-            self._cluster.ask("closing a scan", "DELETE", "/_search/scroll", {"scroll_id": [page["_scroll_id"]]})
+            self._cluster.ask("closing a scan", "DELETE", "/_search/scroll", {"scroll_id": [page.scroll]})
+
+    def _page(self, schema: TopicSchema, path: str, body: Any, params: Mapping[str, Any] | None = None) -> Hits:
+        doing = f"reading {schema.topic}"
+        answer = self._cluster.ask(doing, "POST", path, body, params=params)
+        try:
+            return Hits.of(answer)
+        except (TypeError, ValueError):
+            raise down(self._cluster.store, self._cluster.where, f"{doing}: an answer that is no page of rows") from None

@@ -53,7 +53,7 @@ class Answer:
 
     status: int
     body: Any
-    """Parsed JSON; numbers with a fraction are text. For a status of 400 and more the cluster's error, which may quote rows."""
+    """Parsed JSON; numbers with a fraction are text. Of a scroll the answer's bytes. For a status of 400 and more the cluster's error, which may quote rows."""
 
     @property
     def error_type(self) -> str:
@@ -66,6 +66,8 @@ class _ExactJson(JSONSerializer):  # type: ignore[misc]
     def loads(self, s: str) -> Any:
         if s.startswith('{"errors":false,'):  # a bulk request of which every item was taken: nothing else to know
             return {"errors": False}
+        if s.startswith('{"_scroll_id":'):  # a page of rows, which ``sinks.search.pages`` reads as it is
+            return s.encode("utf-8", "surrogatepass")
         try:
             return parse(s)
         except ValueError as error:

@@ -18,6 +18,7 @@ NOT_MEASURED: Final = {"table", "against"}
 CACHES: Final = {f"{store}_apply{what}" for store in ("redis", "redis_hash") for what in ("", "_client_cpu", "_server_cpu")}
 TOYS: Final = {
     "capture": ("--changes 2000 --runs 1 --lookup", {"drain_unix", "drain_tcp", "beside_lookup"}),
+    "audit": ("redis redis-hash --rows 3000 --runs 1", {"redis", "redis_hash"}),
     "snapshot": ("--rows 3000 --runs 1", {"copy", "wide"}),
     "backlog": ("--changes 20000 --runs 1 --stores redis,redis-hash --alone", CACHES),
     "log": (
@@ -30,6 +31,7 @@ TOYS: Final = {
 }
 STORES: Final = {
     "backlog": ("--changes 60000 --runs 1 --stores redis,warehouse --settle-s 0", {"redis", "redis_apply", "warehouse"}),
+    "audit": ("warehouse --rows 3000 --runs 1", {"warehouse"}),
     "latency": ("--rate 20 --seconds 1 --warm-s 1", {"redis_p50_ms", "redis_p99_ms", "redis_p50_beside_plain_ms"}),
     "log": ("--part scan_spark --rows 20000 --runs 1 --warm 0", {"scan_spark", "scan_spark_tail"}),
     "live-cost": ("--reference none --runs 1 --seconds 1 --rates 0 20 --rows 200", {"idle_core", "pss_mb"}),

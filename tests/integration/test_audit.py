@@ -35,6 +35,7 @@ from sinks import make_sink
 from sinks.contract import Sink
 from sinks.memory import MemorySink
 from sinks.retry import ATTEMPTS_MAX
+from snapshots.requests import Request, Requests
 from tests.conftest import Database
 from tests.contract.labs import LABS, Lab
 from tests.integration.pipeline import service, settings_of
@@ -419,6 +420,94 @@ def test_traffic_raises_no_alarm_and_hides_no_drift(postgres: Database, valkey: 
         assert refused.value.hint == "did you mean cache?"
         with pytest.raises(ConfigError, match="has no table"):
             audit(settings, "cache", "public.nothing")
+
+
+class CacheKeys:
+    """What stands under a table's keys in a Redis, for somebody who goes past us. ``hashes``: each value is one."""
+
+    def __init__(self, valkey: Any, *, hashes: bool) -> None:
+        self.options: dict[str, Any] = {"kind": "redis", "url": valkey.url, "key": "t:{id}", "value": "hash" if hashes else "json"}
+        self._client, self._hashes = valkey.client(), hashes
+
+    def read(self, key: int) -> dict[str, Any]:
+        if self._hashes:
+            return {name.decode(): text.decode() for name, text in self._client.hgetall(f"t:{key}").items()}
+        found: dict[str, Any] = json.loads(self._client.get(f"t:{key}"))
+        return found
+
+    def write(self, key: int, value: dict[str, Any]) -> None:
+        self.remove(key)
+        if self._hashes:
+            self._client.hset(f"t:{key}", mapping={name: str(text) for name, text in value.items()})
+        else:
+            self._client.set(f"t:{key}", json.dumps(value, ensure_ascii=False))
+
+    def remove(self, key: int) -> None:
+        self._client.delete(f"t:{key}")
+
+
+class Index:
+    """The same of an index."""
+
+    def __init__(self, opensearch: Any) -> None:
+        self.options: dict[str, Any] = {"kind": "opensearch", "url": opensearch.url}
+        self._server = opensearch
+
+    def read(self, key: int) -> dict[str, Any]:
+        found: dict[str, Any] = self._server.request("GET", f"{self._path}/{key}")["_source"]
+        return found
+
+    def write(self, key: int, value: dict[str, Any]) -> None:
+        self._server.request("PUT", f"{self._path}/{key}?refresh=true", value)
+
+    def remove(self, key: int) -> None:
+        self._server.request("DELETE", f"{self._path}/{key}?refresh=true")
+
+    @property
+    def _path(self) -> str:
+        (index,) = self._server.request("GET", "/_alias/public.t")
+        return f"/{index}/_doc"
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "redis",
+        "redis-hash",
+        pytest.param("opensearch", marks=[pytest.mark.opensearch, pytest.mark.xdist_group("opensearch")]),
+    ],
+)
+def test_whatever_somebody_does_to_rows_is_found_and_mended(
+    source: psycopg.Connection, postgres: Database, tmp_path: Path, where: str, request: pytest.FixtureRequest
+) -> None:
+    """A value is changed, a row taken away or added, an older one put back, a value of another type put in its place; then the keys are read again."""
+    fixture = request.getfixturevalue("opensearch" if where == "opensearch" else "valkey")
+    store: CacheKeys | Index = Index(fixture) if where == "opensearch" else CacheKeys(fixture, hashes=where == "redis-hash")
+    settings = settings_of(postgres, tmp_path, {"copy": store.options})
+    with service(settings):
+        [result] = audit(settings, timeout_s=CATCH_UP_S)
+        assert result.equal, result.to_json()
+        older = store.read(30)
+        source.execute("update public.t set a = 'newer' where id = 30")
+        [result] = audit(settings, timeout_s=CATCH_UP_S)
+        assert result.equal, result.to_json()
+        store.write(12, {**store.read(12), "a": "other"})
+        store.remove(20)
+        store.write(ROWS + 1, {**store.read(13), "id": ROWS + 1})
+        store.write(30, older)
+        store.write(40, {**store.read(40), "n": "none" if where == "redis-hash" else "10.00"})
+        [result] = audit(settings, timeout_s=CATCH_UP_S)
+        keys = {("different", "12", ("a",)), ("different", "30", ("a",)), ("different", "40", ("n",))}
+        assert found(result.tables[0]) == {*keys, ("missing", "20", ()), ("extra", f"{ROWS + 1}", ())}
+        requests = Requests(settings.log.dir)
+        name = requests.queue(Request("public.t", keys=tuple((key,) for key in ("12", "20", "30", "40", str(ROWS + 1)))))
+        deadline = time.monotonic() + CATCH_UP_S
+        while (outcome := requests.outcome(name)).state not in ("done", "failed"):
+            assert time.monotonic() < deadline, outcome
+            time.sleep(0.02)
+        assert outcome.state == "done", outcome
+        [result] = audit(settings, timeout_s=CATCH_UP_S)
+        assert result.equal, result.to_json()
 
 
 def test_stores_with_a_choice_of_columns_are_compared_through_it(

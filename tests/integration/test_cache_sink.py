@@ -24,7 +24,7 @@ from cdc.model.position import ZERO_CUT, Cut, Lsn
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import SecretFile
 from cdc.state import stops
-from sinks.cache import ledger, rowreader
+from sinks.cache import ledger, rowscan
 from sinks.cache.sink import CacheSink, Options
 from sinks.contract import Outcome
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, batch, order, schema, upserts
@@ -119,13 +119,13 @@ def test_a_truncate_that_a_later_one_makes_needless_leaves_no_key_behind_a_renam
 def test_a_key_that_the_server_gives_twice_is_one_row(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = opened()
     opened.feed(sink, upserts(ORDERS, 1, [order(key) for key in range(700)]))
-    page = rowreader._page
+    page = rowscan.page_of
 
-    def twice(*given: Any) -> tuple[int, list[bytes]]:
-        cursor, found = page(*given)
-        return cursor, [*found, *found]
+    def twice(answer: Any) -> tuple[bytes, pa.Array]:
+        cursor, found = page(answer)
+        return cursor, pa.concat_arrays([found, found])
 
-    monkeypatch.setattr(rowreader, "_page", twice)
+    monkeypatch.setattr(rowscan, "page_of", twice)
     found = [row["id"] for rows in sink.scan(TopicSchema.of(ORDERS)) for row in rows.to_pylist()]
     assert sorted(found, key=int) == [str(key) for key in range(700)]
 

@@ -22,10 +22,11 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import Op
 from cdc.model.selection import matches
 from cdc.model.table import Table
+from cdc.source.copyout import Block
 from snapshots import queries, steps
 from snapshots.agenda import Agenda
 from snapshots.catalog import Look, SourceTable
-from snapshots.copy import Block, read_rows
+from snapshots.copy import read_rows
 from snapshots.feed import SnapshotFeed, Watermarks
 from snapshots.jobs import Board, Job
 from snapshots.loggedrows import next_keys

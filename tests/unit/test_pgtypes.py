@@ -1,7 +1,10 @@
-"""Values as Postgres' text: few of them are written one by one, many by Arrow's functions, and both write the same."""
+"""Values as Postgres' text: few of them are written one by one, many by Arrow's functions or kernels, and both write the same."""
 
 from __future__ import annotations
 
+from decimal import Decimal
+
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -37,3 +40,48 @@ def test_few_values_and_many_are_the_same_text(kind: pa.DataType, values: tuple[
     assert together.type == canonical_text(many.slice(0, 1)).type == pa.utf8()
     assert together.to_pylist() == alone
     assert (None in alone) == (None in values)
+
+
+def test_floats_decimals_and_bytes_are_the_same_text_whether_few_or_many(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    bits = chance.integers(0, 2**63, 2000, np.int64)
+    bounds = [
+        0.0,
+        -0.0,
+        1e-4,
+        9.999e-5,
+        1e15,
+        999999999999999.9,
+        1e6,
+        999999.9,
+        1.0,
+        -2.5,
+        0.1,
+        5e-324,
+        float("nan"),
+        float("inf"),
+        float("-inf"),
+    ]
+    doubles = [*bits.view(np.float64).tolist(), *(chance.random(500) * 10.0 ** chance.integers(-6, 18, 500)).tolist(), *bounds]
+    for kind in (pa.float64(), pa.float32()):
+        with np.errstate(over="ignore"):
+            numbers = np.array(doubles, kind.to_pandas_dtype())
+        _same(pa.array([None, *numbers], kind))
+    for scale in (0, 2, 38):
+        unscaled = [0, 1, -1, 10**38 - 1, -(10**38) + 1, *(int(one) for one in bits[:200])]
+        _same(
+            pa.array(
+                [None, *(Decimal((int(one < 0), tuple(map(int, str(abs(one)))), -scale)) for one in unscaled)],
+                pa.decimal128(38, scale),
+            )
+        )
+    _same(pa.array([None, b"", b"\x00\xff", *(chance.bytes(int(size)) for size in chance.integers(0, 40, 200))], pa.binary()))
+
+
+def _same(values: pa.Array) -> None:
+    for some in (values, values.slice(3)):
+        assert len(some) > FEW_ROWS
+        alone = [text for at in range(len(some)) for text in canonical_text(some.slice(at, 1)).to_pylist()]
+        found = canonical_text(some)
+        assert found.type == pa.utf8()
+        assert found.to_pylist() == alone

@@ -9,6 +9,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+import cdc.source.copyout
 import snapshots.copy
 from cdc.pgvalues.binary import readable
 from cdc.source import connect
@@ -36,14 +37,14 @@ def blocks(
     connection: psycopg.Connection[Any], source: SourceTable, *, binary: bool, first: int, most_rows: int
 ) -> list[pa.RecordBatch]:
     query = PageRange(first, LAST_PAGE).query(source, binary=binary)
-    found = snapshots.copy.copy_blocks(connection, query, Event(), most_rows, binary=binary)
+    found = cdc.source.copyout.copy_blocks(connection, query, Event(), most_rows, binary=binary)
     return [snapshots.copy.read_rows(block, source.table) for block in found]
 
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_both_formats_give_the_same_rows(pg_versions: Any, monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
     """Straight from the socket, and row by row out of libpq as with TLS."""
-    monkeypatch.setattr(snapshots.copy, "_is_plain", lambda _: plain)
+    monkeypatch.setattr(cdc.source.copyout, "_is_plain", lambda _: plain)
     with pg_versions.connect() as sql:
         sql.execute(CREATE)
         sql.execute("create publication p for table t")

@@ -17,7 +17,7 @@ from cdc.capture import stream
 from cdc.errors import SourceError
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.source import connect, patience
-from snapshots.copy import copy_blocks
+from cdc.source.copyout import copy_blocks
 from tests.conftest import Database
 from tests.faults.proxy import Proxy
 
@@ -100,7 +100,7 @@ def test_a_copy_that_is_swallowed_ends(linked: psycopg.Connection[Any], proxy: P
 def test_a_copy_through_libpq_that_is_swallowed_ends(
     linked: psycopg.Connection[Any], proxy: Proxy, swallow: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("snapshots.copy._is_plain", lambda _: False)
+    monkeypatch.setattr("cdc.source.copyout._is_plain", lambda _: False)
     test_a_copy_that_is_swallowed_ends(linked, proxy, swallow)
 
 

@@ -7,6 +7,7 @@ import tracemalloc
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from sinks.cache import rowreader
 from sinks.cache.seenkeys import SeenKeys
@@ -43,7 +44,7 @@ def test_each_key_is_fresh_once_whatever_the_pages() -> None:
     for _ in range(300):
         page = [b"order:%d" % choose.randrange(20_000) for _ in range(choose.randrange(300))]
         wanted = [key for key in dict.fromkeys(page) if key not in known]
-        assert seen.fresh(page) == wanted
+        assert seen.fresh(pa.array(page, pa.large_binary())).to_pylist() == wanted
         known.update(page)
 
 

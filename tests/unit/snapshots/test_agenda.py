@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from cdc.source.copyout import Abandoned
 from snapshots.agenda import Agenda
 from snapshots.catalog import Look, SourceTable
-from snapshots.copy import Abandoned
 from snapshots.feed import SnapshotFeed, Watermarks
 from snapshots.jobs import Board
 from snapshots.progress import SnapshotProgress

@@ -15,7 +15,8 @@ from cdc.model import pgtypes
 from cdc.model.batch import EXACT, OP, Op
 from cdc.model.table import Column, Table
 from cdc.pgvalues.binary import is_trailer, readable, whole_binary_rows
-from snapshots.copy import Block, read_rows
+from cdc.source.copyout import Block
+from snapshots.copy import read_rows
 
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"\xff\xff"

@@ -12,7 +12,8 @@ from cdc.model.batch import EXACT, OP, Op
 from cdc.model.pgtypes import INT8, TEXT
 from cdc.model.table import Column, Table
 from cdc.pgvalues.fields import whole_rows
-from snapshots.copy import Block, read_rows
+from cdc.source.copyout import Block
+from snapshots.copy import read_rows
 
 ESCAPES = {"\b": r"\b", "\f": r"\f", "\n": r"\n", "\r": r"\r", "\t": r"\t", "\v": r"\v", "\\": r"\\"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -33,16 +34,19 @@ def written(rows: list[tuple[str | None, ...]]) -> bytes:
 
 @given(st.integers(1, 4).flatmap(lambda columns: st.lists(st.tuples(*[VALUES] * columns), min_size=1)))
 def test_every_value_comes_back(rows: list[tuple[str | None, ...]]) -> None:
-    batch = parse(written(rows), schema(len(rows[0])))
-    batch.validate(full=True)
-    assert [tuple(row.values()) for row in batch.to_pylist()] == rows
+    whole = schema(len(rows[0]))
+    framed = b"".join(b"d\n\t\\N" + written([row]) for row in rows)
+    for block, skip in ((written(rows), 0), (framed, 5)):
+        batch = parse(np.frombuffer(block, np.uint8), whole, len(rows), skip)
+        batch.validate(full=True)
+        assert [tuple(row.values()) for row in batch.to_pylist()] == rows
 
 
 def test_nothing_is_no_rows() -> None:
-    assert parse(b"", schema(3)).num_rows == 0
+    assert parse(np.empty(0, np.uint8), schema(3), 0).num_rows == 0
 
 
 @pytest.mark.parametrize("block", [b"a\n", b"a\tb\tc\n", b"a\tb\nc\n", b"a\tb", b"a\tb\nc\td\\"])
 def test_rows_of_another_shape_are_refused(block: bytes) -> None:
     with pytest.raises(HeadwaterError):
-        parse(block, schema(2))
+        parse(np.frombuffer(block, np.uint8), schema(2), block.count(b"\n"))

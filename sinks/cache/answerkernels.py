@@ -1,0 +1,142 @@
+"""Compiled loops over the server's answers (RESP 2): where they end, and where the values in them stand."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from cdc.kernels.jit import kernel
+from cdc.kernels.memcpy import copied
+from sinks.render import readkernels as read
+from sinks.render.readkernels import document_number
+from sinks.render.tokenkernels import CLOSE, CLOSE_LIST, FALSE, MINUS, OPEN, OPEN_LIST, RETURN, TRUE, ZERO, is_word
+
+NOTHING: Final = -1
+_DOLLAR, _STAR = ord("$"), ord("*")
+
+
+@kernel
+def line_at(data: Any, at: int) -> Any:
+    """(the answer's first byte, its number where it has one, behind its line); behind is NOTHING where the line has not ended."""
+    end = at + 1
+    while end + 1 < len(data) and data[end] != RETURN:
+        end += 1
+    if end + 1 >= len(data):
+        return 0, 0, NOTHING
+    number = 0
+    if data[at] in (_DOLLAR, _STAR):
+        negative = data[at + 1] == MINUS
+        for k in range(at + 2 if negative else at + 1, end):
+            number = number * 10 + (np.int64(data[k]) - ZERO)
+        number = -number if negative else number
+    return np.int64(data[at]), number, end + 2
+
+
+@kernel
+def answers_end(data: Any, at: int, left: int) -> Any:
+    """(how far, how many are left) of so many answers that begin here: behind the last of their parts that is whole."""
+    while left > 0 and at < len(data):
+        kind, number, behind = line_at(data, at)
+        if behind < 0:
+            break
+        if kind == _DOLLAR and number >= 0:
+            behind += number + 2
+            if behind > len(data):
+                break
+        left -= 1
+        if kind == _STAR and number > 0:
+            left += number
+        at = behind
+    return at, left
+
+
+@kernel
+def statuses_end(data: Any, at: int, count: int) -> Any:
+    """(behind so many answers of one line that begin here, where the first error among them begins or NOTHING)."""
+    refused = NOTHING
+    for _ in range(count):
+        if data[at] == MINUS and refused == NOTHING:
+            refused = at
+        _, _, at = line_at(data, at)
+    return at, refused
+
+
+@kernel
+def texts_at(data: Any, at: int, starts: Any, stops: Any) -> int:
+    """Where so many texts stand that begin here: from NOTHING to NOTHING for what is none. Returns what is behind them."""
+    for row in range(len(starts)):
+        kind, number, behind = line_at(data, at)
+        starts[row] = NOTHING
+        stops[row] = NOTHING
+        if kind == _DOLLAR and number >= 0:
+            starts[row] = behind
+            stops[row] = behind + number
+            at = behind + number + 2
+        else:
+            at, _ = answers_end(data, at, 1)
+    return at
+
+
+@kernel
+def hash_members(data: Any, at: int, labels: Any, ends: Any, kinds: Any, spans: Any, tokens: Any, left: Any, there: Any) -> int:
+    """As ``readkernels.object_members``, of hashes: their answers begin here. ``there``: whether there is one of the key. Returns what is behind them."""
+    columns = len(ends) - 1
+    for row in range(len(left)):
+        kind, number, behind = line_at(data, at)
+        there[row] = kind == _STAR and number > 0
+        left[row] = False
+        if not there[row]:
+            at, _ = answers_end(data, at, 1)
+            continue
+        at = behind
+        likely = 0
+        for _ in range(number // 2):
+            _, size, name = line_at(data, at)
+            _, length, start = line_at(data, name + size + 2)
+            at = start + length + 2
+            column = NOTHING
+            for step in range(columns):
+                maybe = (likely + step) % columns
+                if ends[maybe + 1] - ends[maybe] == size and is_word(
+                    data, name, name + size, labels[ends[maybe] : ends[maybe + 1]]
+                ):
+                    column = maybe
+                    break
+            if column < 0:
+                left[row] = True
+                continue
+            likely = column + 1
+            token = _field(data, start, start + length, kinds[column])
+            left[row] |= token == read.NO_MEMBER
+            spans[row, column, 0] = start
+            spans[row, column, 1] = start + length
+            tokens[row, column] = token
+    return at
+
+
+@kernel
+def _field(data: Any, start: int, end: int, kind: int) -> int:
+    """What a field of text is as a value of the kind; NO_MEMBER where that is not sure."""
+    if kind == read.BOOL:
+        if end - start == 4 and is_word(data, start, end, TRUE):
+            return read.IS_TRUE
+        return read.IS_FALSE if end - start == 5 and is_word(data, start, end, FALSE) else read.NO_MEMBER
+    if kind in (read.NUMBER, read.DOUBLE):
+        return document_number(data, start, end)
+    if kind == read.AS_IT_IS:
+        nested = end - start > 1 and data[start] in (OPEN, OPEN_LIST) and data[end - 1] in (CLOSE, CLOSE_LIST)
+        return read.IS_NESTED if nested else read.NO_MEMBER
+    return read.IS_STRING
+
+
+@kernel
+def gathered(data: Any, starts: Any, stops: Any) -> Any:
+    """These pieces one behind the other, as a text column."""
+    offsets = np.zeros(len(starts) + 1, np.int64)
+    for row in range(len(starts)):
+        offsets[row + 1] = offsets[row] + stops[row] - starts[row]
+    out = np.empty(offsets[len(starts)], np.uint8)
+    for row in range(len(starts)):
+        copied(out, offsets[row], data, starts[row], stops[row] - starts[row])
+    return out, offsets

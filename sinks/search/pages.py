@@ -1,0 +1,89 @@
+"""The answers to a scroll, as they come: where each hit's id and document stand, without a Python object for any of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cdc.model.topic import TopicSchema
+from sinks.render import readkernels as kernels
+from sinks.render.documentcolumns import (
+    Labels,
+    Mask,
+    Members,
+    Read,
+    document_members,
+    labels_of,
+    nothing_read,
+    rows_of_members,
+    utf8,
+)
+from sinks.render.jsonkernels import Bytes, Offsets
+from sinks.render.jsonrows import Style
+from sinks.render.meaning import parse
+from sinks.search.fields import WRAPPED, Field, field_of
+
+_WRAPPED: Final = np.frombuffer(f'"{WRAPPED}"'.encode(), np.uint8)
+
+
+def _labels(*names: str) -> Labels:
+    return Labels.of([f'"{name}"'.encode() for name in names], [], [])
+
+
+_ANSWER, _HITS, _HIT = _labels("_scroll_id", "hits"), _labels("hits"), _labels("_id", "_source")
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """One page. ``at``: where each hit stands in ``data``; ``members``: its id and its document."""
+
+    scroll: str
+    data: Bytes
+    at: Offsets
+    members: Members
+
+    @classmethod
+    def of(cls, answer: bytes) -> Hits:
+        """Raises ValueError for what is not the answer to a scroll."""
+        data = np.frombuffer(answer, np.uint8)
+        whole = document_members(data, np.array([0]), np.array([len(data)]), _ANSWER, others=True)
+        scroll, hits = whole.spans[0]
+        inner = document_members(data, hits[:1].copy(), hits[1:].copy(), _HITS, others=True)
+        at = kernels.array_elements(data, int(inner.spans[0, 0, 0]), int(inner.spans[0, 0, 1]))
+        if whole.left[0] or inner.left[0] or (len(at) and at[0, 0] == kernels.LEFT):
+            raise ValueError("not a page of a scroll")
+        starts, stops = np.ascontiguousarray(at[:, 0]), np.ascontiguousarray(at[:, 1])
+        return cls(
+            data[scroll[0] : scroll[1]].tobytes().decode(), data, at, document_members(data, starts, stops, _HIT, others=True)
+        )
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def rows(self, schema: TopicSchema, style: Style) -> Read:
+        """The documents as rows."""
+        labels = labels_of(schema, style)
+        if labels is None:
+            return nothing_read(len(self), schema)
+        spans = self.members.spans
+        found = document_members(self.data, np.ascontiguousarray(spans[:, 1, 0]), np.ascontiguousarray(spans[:, 1, 1]), labels)
+        left = found.left | self.members.left | (self.members.tokens[:, 1] != kernels.IS_NESTED)
+        for at, (_, kind) in enumerate(labels.columns):
+            if field_of(kind) is Field.FLAT_JSON:
+                kernels.unwrap(self.data, found.spans[:, at], found.tokens[:, at], _WRAPPED, left)
+        return rows_of_members(found._replace(left=left), schema, labels, style)
+
+    def ids(self) -> pa.Array | None:
+        """utf8; None where one of them is not a text."""
+        left = self.members.left | (self.members.tokens[:, 0] == kernels.NO_MEMBER)
+        spans, tokens = self.members.spans[:, 0], self.members.tokens[:, 0]
+        found = utf8(*kernels.column_texts(self.data, spans, tokens, kernels.TEXT, 0, left))
+        return None if left.any() else found
+
+    def parsed(self, which: Mask | npt.NDArray[np.bool_]) -> list[Any]:
+        """Some of the hits as Python's own values."""
+        return [parse(self.data[start:stop].tobytes()) for start, stop in self.at[which].tolist()]
