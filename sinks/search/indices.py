@@ -6,7 +6,7 @@ where an operator points it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -227,10 +227,11 @@ class Indices:
         self.cluster.ask("adding the write alias", "POST", "/_aliases", {"actions": [action]})
         return fresh
 
-    def swap(self, old: Places, fresh: Places, topic: str) -> None:
-        """The new index takes the place of the old one, at once."""
+    def replace(self, old: Iterable[str], fresh: Places, topic: str, moved: Sequence[Mapping[str, Any]] = ()) -> None:
+        """The new index takes the place of these, at once. ``moved``: further aliases that change with it, or nothing does."""
         actions = [
-            {"remove_index": {"index": old.index}},
+            *moved,
+            *({"remove_index": {"index": index}} for index in old),
             {"add": {"index": fresh.index, "alias": fresh.alias, **_SEARCHED}},
         ]
         self.cluster.ask(f"replacing the index of {topic}", "POST", "/_aliases", {"actions": actions})
