@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError
 from cdc.model.topic import TopicSchema
 from sinks.cache import ledger, neighbours, rowreader
@@ -47,7 +46,6 @@ def erase(store: str, server: Server, transactions: RedisTransactions) -> None:
         transactions.change(["log"], decide)
 
     if transactions.change_whole(ours):
-        crashpoint("erasing.ledger_nobodys")
         for keys, form in ways:
             neighbours.tell_lost(server, store, keys)
             for names in rowreader.scanned(server, keys.prefix):
@@ -55,7 +53,6 @@ def erase(store: str, server: Server, transactions: RedisTransactions) -> None:
                 mine, _ = rowreader.rows_of(names, found, keys, form)
                 if mine:
                     only_while_nobody_s(command("DEL", *mine))
-                    crashpoint("erasing.keys")
             neighbours.tell_lost(server, store, keys)
         neighbours.leave(server, store)
         only_while_nobody_s(command("DEL", key, letters))

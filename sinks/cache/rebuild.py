@@ -50,11 +50,11 @@ class CacheRebuild:
         """Raises EpochPassed when a later writer of the same log has been there, StoreError."""
         former = self._begin(lineage, topics)
         self.writing.letters.reload()
-        crashpoint("rebuilding.ledger_begun")
+        crashpoint("rebuilding.cache_begun")
         live, outcome = LiveNames(), Outcome(0)
         for topic in topics:
             outcome += self._write(topic, cut, live)
-            crashpoint("rebuilding.rows_written")
+            crashpoint("rebuilding.cache_written")
         for way in former:
             self._sweep(way, live)
         topic_fields = {f"at:{topic.shape.schema.topic}": str(cut.position) for topic in topics}
@@ -125,7 +125,7 @@ class CacheRebuild:
                         neighbours.tell_lost(self.server, self.known.store, keys)
                         told = True
                     self._delete(keys, gone)
-                    crashpoint("rebuilding.keys_swept")
+                crashpoint("rebuilding.cache_swept")
             if told:
                 neighbours.tell_lost(self.server, self.known.store, keys)
 

@@ -57,7 +57,7 @@ class SearchRebuild:
             outcome += written
         indices = self.tables.indices
         indices.delete(one.index for one in self._ours() if one.index not in used)
-        crashpoint("rebuilding.others_removed")
+        crashpoint("rebuilding.search_others_removed")
         self._refuse_later(epoch)
         conditional.send(self.cluster, "writing the ledger", [self.ledger.change(Entry(lineage.mark(cut), epoch))])
         return outcome
@@ -73,12 +73,12 @@ class SearchRebuild:
         if before is not None and before.mark.log == now.mark.log and before.epoch > now.epoch:
             raise EpochPassed(self.cluster.store, before.epoch)
         self.tables.indices.delete(self.ledger.indices)
-        crashpoint("rebuilding.ledger_removed")
+        crashpoint("rebuilding.search_ledger_removed")
         self.ledger.create(now.mark.log)
         self.ledger.read()
         conditional.send(self.cluster, "writing the ledger", [self.ledger.change(now)])
         self.rows.letters.reload()
-        crashpoint("rebuilding.ledger_begun")
+        crashpoint("rebuilding.search_begun")
 
     def _refuse_later(self, epoch: int) -> None:
         """A later writer has made a ledger of his own."""
@@ -101,7 +101,7 @@ class SearchRebuild:
         outcome = Outcome(0)
         for came in topic.rows():
             outcome += self._write(place, topic, came)
-            crashpoint("rebuilding.rows_written")
+            crashpoint("rebuilding.search_written")
         self.cluster.ask("a refresh", "POST", f"/{fresh.index}/_refresh")
         standing = replace(
             place.standing,
@@ -113,7 +113,7 @@ class SearchRebuild:
             building=False,
         )
         self.tables.statements.tell(self.tables.statements.written(place, standing))
-        crashpoint("rebuilding.index_filled")
+        crashpoint("rebuilding.search_filled")
         return place, outcome
 
     def _made(self, names: Places, topic: TopicAsOf, lineage: Lineage, cut: Cut) -> Place:
@@ -151,7 +151,7 @@ class SearchRebuild:
         ]
         moved = fence.alias_actions(fresh.names, fresh.writer, fence.new_writer(fresh.names))
         indices.replace(former, fresh.names, schema.topic, moved)
-        crashpoint("rebuilding.index_swapped")
+        crashpoint("rebuilding.search_swapped")
 
     def _ours(self) -> Iterator[Found]:
         """All indices of this store's rows."""

@@ -80,6 +80,7 @@ def watched(lab: Lab) -> Iterator[list[str]]:
         while not done.is_set():
             missing.extend(set(STAYS) - look())
             looks.append(1)
+            done.wait(0.02)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -151,10 +152,10 @@ def test_a_second_one_finds_a_store_that_is_right(lab: Lab) -> None:
 
 POINTS = {
     "memory": [],
-    "redis": ["rebuilding.ledger_begun", "rebuilding.rows_written", "rebuilding.keys_swept"],
+    "redis": ["rebuilding.cache_begun", "rebuilding.cache_written", "rebuilding.cache_swept"],
     "opensearch": [
-        "rebuilding.ledger_removed", "rebuilding.ledger_begun", "rebuilding.rows_written", "rebuilding.index_filled",
-        "rebuilding.index_swapped", "rebuilding.others_removed",
+        "rebuilding.search_ledger_removed", "rebuilding.search_begun", "rebuilding.search_written", "rebuilding.search_filled",
+        "rebuilding.search_swapped", "rebuilding.search_others_removed",
     ],
     "iceberg": ["rebuild.ledger_removed", "rebuild.files_written", "rebuild.table_replaced"],
 }  # fmt: skip
