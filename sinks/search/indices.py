@@ -6,7 +6,7 @@ where an operator points it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -227,14 +227,26 @@ class Indices:
         self.cluster.ask("adding the write alias", "POST", "/_aliases", {"actions": [action]})
         return fresh
 
-    def replace(self, old: Iterable[str], fresh: Places, topic: str, moved: Sequence[Mapping[str, Any]] = ()) -> None:
-        """The new index takes the place of these, at once. ``moved``: further aliases that change with it, or nothing does."""
+    def swap(self, old: Places, fresh: Places, topic: str) -> None:
+        """The new index takes the place of the old one, at once."""
         actions = [
-            *moved,
-            *({"remove_index": {"index": index}} for index in old),
+            {"remove_index": {"index": old.index}},
             {"add": {"index": fresh.index, "alias": fresh.alias, **_SEARCHED}},
         ]
         self.cluster.ask(f"replacing the index of {topic}", "POST", "/_aliases", {"actions": actions})
+
+    def move(self, former: Iterable[Found], fresh: Places, topic: str, with_it: Iterable[Mapping[str, Any]]) -> None:
+        """The table's alias leads to the new index from now on. ``with_it``: further aliases that change, or nothing does.
+
+        The former ones stay: while a node takes in that an index is gone, whoever searches through the alias there still asks for it.
+        """
+        left = [one.index for one in former if fresh.alias in one.aliases]
+        actions = [
+            *with_it,
+            {"add": {"index": fresh.index, "alias": fresh.alias, **_SEARCHED}},
+            *({"remove": {"index": index, "alias": fresh.alias}} for index in left),
+        ]
+        self.cluster.ask(f"moving the alias of {topic}", "POST", "/_aliases", {"actions": actions})
 
     def delete(self, indices: Iterable[str]) -> None:
         """Those that are there."""

@@ -2,7 +2,7 @@
 
 An index that is there cannot be written over: its documents may have versions of another log, beyond all that this log can give, and its fields'
 types never change. So the next generation is filled beside it, as when a field changes its type (``tables``), with room for both meanwhile. One request
-moves the table's alias to it and removes the others: whoever searches sees all rows as they were, or all as they are now.
+moves the table's alias to it: whoever searches sees all rows as they were, or all as they are now. The former index goes afterwards.
 
 First the ledger is made again, as one of this log and this writer that holds nothing: whoever wrote before commits nothing more, and what his documents
 reach are indices that are on their way out. The alias moves only while the new index still has the write alias that this process has made for it.
@@ -144,14 +144,11 @@ class SearchRebuild:
     def _swap(self, topic: TopicAsOf, fresh: Place) -> None:
         schema, indices = topic.shape.schema, self.tables.indices
         alias = fresh.names.alias
-        former = [
-            one.index
-            for one in indices.of(alias)
-            if one.index != fresh.names.index and indices.mine(one) and one.places is not None and one.places.alias == alias
-        ]
+        others = [one for one in indices.of(alias) if one.index != fresh.names.index and indices.mine(one)]
         moved = fence.alias_actions(fresh.names, fresh.writer, fence.new_writer(fresh.names))
-        indices.replace(former, fresh.names, schema.topic, moved)
+        indices.move(others, fresh.names, schema.topic, moved)
         crashpoint("rebuilding.search_swapped")
+        indices.delete(one.index for one in others if one.places is not None and one.places.alias == alias)
 
     def _ours(self) -> Iterator[Found]:
         """All indices of this store's rows."""

@@ -194,7 +194,7 @@ class Tables:
 
     def built(self, old: Place, fresh: Place) -> None:
         """The alias of the table's documents leads to ``fresh`` from now on, and ``old`` is gone."""
-        self.indices.replace([old.names.index], fresh.names, fresh.schema.topic)
+        self.indices.swap(old.names, fresh.names, fresh.schema.topic)
         topic, standing = fresh.schema.topic, fresh.standing
         self.known[topic] = fresh
         self.overview.uses(topic, Where(fresh.names.index, tuple(one.id for one in fresh.documents), standing.born))

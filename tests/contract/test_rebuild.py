@@ -51,8 +51,8 @@ def rebuild(lab: Lab, **options: Any) -> Sink:
     return sink
 
 
-def seen(lab: Lab) -> Callable[[], set[str]]:
-    """Asks the store itself which rows of ``STAYS`` it shows."""
+def seen(lab: Lab, log: LooseLog) -> Callable[[], set[str]]:
+    """Asks the store itself which rows of ``STAYS`` it shows. ``log``: the one that has filled it."""
     if lab.kind == "memory":
         return lambda: {key for key in STAYS if STORES[lab.name].rows[ORDERS.qualified].get(key, (0, None))[1] is not None}
     if lab.kind == "redis":
@@ -66,15 +66,15 @@ def seen(lab: Lab) -> Callable[[], set[str]]:
 
         return found
     reading = lab.sink()
-    reading.open(lab.log.reader())
+    reading.open(log.reader())
     wanted = row_text(batch(ORDERS, [(Op.READ, 1, order(int(key))) for key in STAYS]), TopicSchema.of(ORDERS)).select(["id"])
     return lambda: {row["id"] for row in reading.fetch(TopicSchema.of(ORDERS), wanted).to_pylist()}
 
 
 @contextmanager
-def watched(lab: Lab) -> Iterator[list[str]]:
+def watched(lab: Lab, log: LooseLog | None = None) -> Iterator[list[str]]:
     """Looks all the time, and once more at the end. Yields what was missing, which the caller wants to be nothing."""
-    look, done, missing, looks = seen(lab), threading.Event(), list[str](), list[int]()
+    look, done, missing, looks = seen(lab, log or lab.log), threading.Event(), list[str](), list[int]()
 
     def watch() -> None:
         while not done.is_set():
@@ -111,7 +111,7 @@ def whole(sink: Sink) -> None:
     assert held(sink, PAIRS) == [pair(1, "w"), pair(2), pair(3), pair(7)]
 
 
-def leave_over(lab: Lab) -> None:
+def leave_over(lab: Lab) -> LooseLog:
     """Rows that the log has not (any more): somebody's who followed another one, further than this."""
     theirs, mine = LooseLog(), lab.log
     lab.sink().erase()
@@ -125,12 +125,12 @@ def leave_over(lab: Lab) -> None:
     )
     sink.close()
     lab.log = mine
+    return theirs
 
 
 def test_rows_stay_and_what_is_left_over_goes(lab: Lab) -> None:
     fill(lab)
-    leave_over(lab)
-    with watched(lab) as missing:
+    with watched(lab, leave_over(lab)) as missing:
         sink = rebuild(lab)
     assert missing == []
     whole(sink)
@@ -163,8 +163,7 @@ POINTS = {
 
 def test_interrupted_anywhere_it_is_done_again(lab: Lab) -> None:
     fill(lab)
-    leave_over(lab)
-    with watched(lab) as missing:
+    with watched(lab, leave_over(lab)) as missing:
         for point in POINTS[lab.kind]:
             for occurrence in (1, 2):
                 with armed(f"{point}=error:{occurrence}"), suppress(Fault, StoreError):
@@ -211,7 +210,9 @@ def test_rows_from_before_a_change_of_definition_are_as_they_were(lab: Lab) -> N
     """What the rebuilt store holds is what the one held that followed the change."""
     sink = lab.opened()
     step(lab, sink, upserts(T, 1, [{"id": "1", "a": "x", "b": "1"}, {"id": "2", "a": "y", "b": None}]))
-    step(lab, sink, schema(RETYPED, 5))
+    lab.log.put(schema(RETYPED, 5))
+    sink.apply(schema(RETYPED, 5))
+    sink.commit(lab.log.head)
     step(lab, sink, upserts(RETYPED, 6, [{"id": "3", "c": "z", "b": "7"}]))
     sink.make_visible()
     before, shape = held(sink, RETYPED), sink.shape("public.shaped")
