@@ -20,7 +20,7 @@ from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
 from cdc.terminal import visible_json
-from sinks.contract import Outcome, Shape, Traits, audit_schema
+from sinks.contract import NOTHING, Outcome, Shape, TopicAsOf, Traits, audit_schema
 from sinks.render.choices import Choices
 from sinks.render.jsonrows import lines
 
@@ -49,6 +49,18 @@ class ConsoleSink:
 
     def held(self, topic: str) -> Position:  # noqa: ARG002
         return self._applied.position
+
+    def rebuild(self, log: LogReader, epoch: int, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:  # noqa: ARG002
+        """Prints all of it."""
+        self._log = log
+        self.erase()
+        outcome = NOTHING
+        for topic in topics:
+            for came in topic.rows():
+                outcome += self.apply(came.rows)
+            self._shapes[topic.shape.schema.topic] = topic.shape
+        self._applied = cut
+        return outcome
 
     def erase(self) -> None:
         """Does nothing: printed lines are beyond anybody's reach."""

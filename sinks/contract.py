@@ -28,7 +28,7 @@ Postgres's type numbers and modifiers end before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -103,6 +103,25 @@ class Shape:
     position: Position
 
 
+@dataclass(frozen=True, slots=True)
+class CameRows:
+    """Rows as a store holds them. ``rows``: reads under one definition, each at the position by which the store knows it: of the change that brought
+    it, or of a later one after which it was written again. ``came``: int64, the positions of the changes that brought them."""
+
+    rows: pa.RecordBatch
+    came: pa.Array
+
+
+@dataclass(frozen=True, slots=True)
+class TopicAsOf:
+    """One topic as a store holds it that has followed the log up to a cut. ``rows``: gives them from the beginning, each time that it is called."""
+
+    shape: Shape
+    rows: Callable[[], Iterator[CameRows]]
+    dropped: bool = False
+    """The table is gone, or has another name: there are no rows, and no more come."""
+
+
 class Sink(Protocol):
     """One derived store. Not thread-safe; each task opens its own."""
 
@@ -143,6 +162,17 @@ class Sink(Protocol):
 
     def held(self, topic: str) -> Position:
         """Rows of this topic at or below are in the store already: at least ``applied``, more where other topics rewound the store."""
+        ...
+
+    def rebuild(self, log: LogReader, epoch: int, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
+        """Replaces everything that this store name ever put there, whatever that is, by these topics as of the cut. An unopened sink is asked;
+        afterwards it has to be opened, and holds the cut.
+
+        A row that was there before and is among ``topics`` is there at every moment: rows go over rows, and what is left over goes at the end; or all
+        of a unit is replaced at once. Meanwhile the store says of itself that it holds nothing, and whoever wrote to it before writes nothing more.
+        Interrupted, it is asked again, and begins again from what is there. Returns what was written, and what cannot be held. Raises StoreError,
+        EpochPassed; ConfigError before it has changed anything.
+        """
         ...
 
     def erase(self) -> None:

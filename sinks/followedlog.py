@@ -55,5 +55,5 @@ def refuse_missed(topic: Topic, at: int, histories: Iterable[str], lineage: Line
         raise PositionGone(
             f"{where} holds position {at} of {topic.name}: rows were deleted since then of which the log no longer tells "
             f"(it keeps DELETEs from position {topic.floor} on)",
-            hint=f"cdc resume {StopState.POSITION_GONE} --rebuild, which empties the store and builds it again from the log; or restore a newer copy of it",
+            hint=f"cdc resume {StopState.POSITION_GONE} --rebuild, which builds the store again from the log; or restore a newer copy of it",
         )

@@ -205,7 +205,7 @@ def settled(store: str, topic: TopicSchema, former: Holding, wanted: Holding) ->
     what = "; ".join(_differ(topic, former, wanted)) or "columns that the table gets later are treated otherwise"
     raise ConfigError(
         f"store {store} holds other columns of {topic.topic} than cdc.toml says: {what}",
-        hint=f"put it back; or cdc resume {StopState.STORE_REFUSES}:follow-{store} --rebuild, which empties the store and builds it again from "
+        hint=f"put it back; or cdc resume {StopState.STORE_REFUSES}:follow-{store} --rebuild, which builds the store again from "
         "the log; or fill a second store beside it",
     )
 

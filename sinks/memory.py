@@ -26,7 +26,7 @@ from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
-from sinks.contract import EpochPassed, Outcome, Shape, Traits
+from sinks.contract import EpochPassed, Outcome, Shape, TopicAsOf, Traits
 from sinks.deadletters import Letter
 from sinks.followedlog import refuse_missed
 from sinks.memoryunits import TOO_LONG, Call, MemoryAnswer, Store, TableUnit, Unit, batch_of, fits
@@ -140,6 +140,65 @@ class MemorySink:
 
     def _seen(self, unit: TableUnit) -> _Known:
         return _Known(unit.mark, unit.reach, unit.calls.get(self._id, 0))
+
+    # --- built again -----------------------------------------------------------------------------------------------------------------
+
+    def rebuild(self, log: LogReader, epoch: int, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
+        self._log, self._epoch, self._id = log, epoch, uuid.uuid4().hex
+        self._followed = log.lineage()
+        self._staged.clear()
+        lineage, store = self._lineage(), self._store
+        for unit in [store.ledger, *store.tables.values()]:
+            if unit is not None and unit.mark.log == lineage.log and unit.epoch > epoch:
+                raise EpochPassed(self.name, unit.epoch)
+        store.ledger = Unit(lineage.mark(ZERO_CUT), epoch)
+        self._began()
+        outcome = Outcome(0)
+        for topic in topics:
+            outcome += self._built(topic, cut)
+        ledger = self._refuse_another()
+        store.lose(*(store.tables.keys() - {topic.shape.schema.topic for topic in topics}))
+        ledger.mark = lineage.mark(cut)
+        return outcome
+
+    def _began(self) -> None:
+        """Stands where the store no longer says that it holds anything, for tests."""
+
+    def _built(self, topic: TopicAsOf, cut: Cut) -> Outcome:
+        """In place where calls are sequenced: rows over rows, then what is left over goes. Elsewhere beside it, and in its place at once."""
+        name, store = topic.shape.schema.topic, self._store
+        assert self._epoch is not None
+        before = store.tables.get(name) if self.traits.sequenced and not self.traits.staged else None
+        fresh = TableUnit(self._lineage().mark(ZERO_CUT), self._epoch, shape=topic.shape)
+        if before is not None:
+            fresh.rows = dict(before.rows)
+            store.tables[name] = fresh
+        built: set[str] = set()
+        outcome = Outcome(0)
+        for came in topic.rows():
+            texts = row_text(came.rows, topic.shape.schema)
+            keys = row_keys(texts, came.rows, topic.shape.schema).to_pylist()
+            if before is not None and store.tables.get(name) is not fresh:
+                raise self._lost()
+            outcome += fresh.put(came, keys, texts.to_pylist(), self._options.row_bytes_max)
+            built.update(keys)
+            self.between()
+            self._refuse_another()
+        if before is not None and store.tables.get(name) is not fresh:
+            raise self._lost()
+        fresh.rows = {key: kept for key, kept in fresh.rows.items() if key in built}
+        fresh.reach, store.tables[name] = cut.position, fresh
+        fresh.cover(self._lineage().mark(cut))
+        self.between()
+        self._refuse_another()
+        return outcome
+
+    def _refuse_another(self) -> Unit:
+        """The ledger. Raises when the ledger is not the one with which this sink began to build."""
+        ledger = self._refuse_others()
+        if ledger.mark.cut != ZERO_CUT or ledger.epoch != self._epoch:
+            raise self._lost()
+        return ledger
 
     # --- writing ---------------------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -17,7 +17,7 @@ from cdc.model.lineage import Mark
 from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.barrier import RowsBefore, TableBarrier, barrier_of, carry_out
-from sinks.contract import DeadLetter, Outcome, Shape, audit_schema
+from sinks.contract import CameRows, DeadLetter, Outcome, Shape, audit_schema
 from sinks.deadletters import Letter, Letters
 from sinks.render.rowtext import row_keys, row_text, rows_of_nothing
 from sinks.reshape import reshaped
@@ -96,6 +96,12 @@ class TableUnit(Unit):
         return START if self.shape is None else self.shape.position
 
     @property
+    def topic(self) -> str:
+        """Of a unit with a shape."""
+        assert self.shape is not None
+        return self.shape.schema.topic
+
+    @property
     def furthest(self) -> Mark:
         """The mark of all that may be in here: beyond ``mark`` lies what no commit has covered yet."""
         if self.reach <= self.mark.cut.position:
@@ -150,6 +156,19 @@ class TableUnit(Unit):
                 self._settle(letter, held=held)
                 dead |= {} if held else {key: letter.as_outcome()}
         return Outcome(applied - len(dead), len(batch) - applied, tuple(dead.values()))
+
+    def put(self, came: CameRows, keys: Sequence[str], rows: Sequence[Row], row_bytes_max: int) -> Outcome:
+        """Rows over rows, whatever stands there: those of a unit that is built again."""
+        dead = []
+        positions = came.rows.column(POSITION).to_pylist()
+        for key, position, first, row in zip(keys, positions, came.came.to_pylist(), rows, strict=True):
+            held = fits(row, row_bytes_max)
+            self.rows[key] = (position, row if held else None)
+            if not held:
+                letter = Letter(self.topic, Position(first), TOO_LONG, key, time.time())
+                self.letters.add([letter])
+                dead.append(letter.as_outcome())
+        return Outcome(len(rows) - len(dead), 0, tuple(dead))
 
     def _settle(self, letter: Letter, *, held: bool) -> None:
         """A change was taken: the letters of its key end, and it becomes one where it cannot be held."""

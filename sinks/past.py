@@ -40,15 +40,17 @@ Read = Callable[[str, Position, Position], Iterator[pa.RecordBatch]]
 """Topic, after, upto → its changes there."""
 
 
-def live_rows(log: LogReader, topic: str, upto: Position, *, memory_bytes: int = MEMORY_BYTES) -> Iterator[pa.RecordBatch]:
+def live_rows(
+    log: LogReader, topic: str, upto: Position, *, memory_bytes: int = MEMORY_BYTES, go_on: Callable[[], None] = lambda: None
+) -> Iterator[pa.RecordBatch]:
     """The topic's rows as of ``upto``: the last change of each key in (0, upto] that is not a delete, nothing from before the last TRUNCATE
     or SCHEMA record that emptied the topic. In position order, each batch under the definition that it was logged with.
 
     Where a SCHEMA record changed what tells rows apart, earlier rows count under the key that their values have since.
-    Raises PositionGone when the log no longer has the topic's beginning.
+    ``go_on``: called often; it may raise whatever is to end this. Raises PositionGone when the log no longer has the topic's beginning.
     """
     _refuse_gone(log, START)
-    with closing(_History(log, topic, memory_bytes)) as history:
+    with closing(_History(log, topic, memory_bytes, go_on)) as history:
         yield from history.live(upto)
 
 
@@ -98,6 +100,22 @@ def rows_and_under(
             yield batch, brought_to(batch, [*history.later(batch), shape], position)
 
 
+@dataclass(frozen=True, slots=True)
+class Defined:
+    """A definition that the topic's changes came under: that of its first rows, or one that a SCHEMA record (``change``) brought."""
+
+    position: Position
+    schema: TopicSchema
+    change: TopicChange | None
+
+
+def definitions(log: LogReader, topic: str, upto: Position, *, go_on: Callable[[], None] = lambda: None) -> Sequence[Defined]:
+    """Every definition of the topic up to ``upto``, in order, those before it was last emptied among them. Raises PositionGone as ``live_rows``."""
+    _refuse_gone(log, START)
+    with closing(_History(log, topic, MEMORY_BYTES, go_on, counts=False)) as history:
+        return history.definitions(upto)
+
+
 def all_keys(
     log: LogReader, topic: str, after: Position, upto: Position, *, memory_bytes: int = MEMORY_BYTES
 ) -> Iterator[pa.RecordBatch]:
@@ -124,7 +142,10 @@ def all_keys(
 class _History:
     """One topic from its beginning: where its rows begin to count, and the definitions since then."""
 
-    def __init__(self, log: LogReader, topic: str, memory_bytes: int, go_on: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, log: LogReader, topic: str, memory_bytes: int, go_on: Callable[[], None] = lambda: None, *, counts: bool = True
+    ) -> None:
+        """``counts``: which rows are live is wanted, too, and not the definitions alone."""
         self._log = log
         self._topic = topic
         self._memory_bytes = memory_bytes
@@ -135,6 +156,12 @@ class _History:
         self._start = START
         self._held: TopicSchema | None = None
         self._definitions: list[tuple[int, TopicSchema]] = []
+        self._all: list[Defined] = []
+        self._counts = counts
+
+    def definitions(self, upto: Position) -> Sequence[Defined]:
+        self._fold(upto)
+        return self._all
 
     def live(self, upto: Position) -> Iterator[pa.RecordBatch]:
         self._fold(upto)
@@ -161,7 +188,7 @@ class _History:
                     raise
                 _refuse_gone(self._log, START)
                 self._again()
-                self._start, self._held, self._definitions = START, None, []
+                self._start, self._held, self._definitions, self._all = START, None, [], []
             else:
                 break
 
@@ -192,19 +219,21 @@ class _History:
     def _take(self, batch: pa.RecordBatch) -> None:
         schema, change = topic_schema(batch.schema), topic_change_of(batch)
         position = Position(first_position(batch))
+        if change is not None or not self._all:
+            self._all.append(Defined(position, schema, change))
         if is_truncate(batch) or (change is not None and emptied(self._held, change)):
             self._again()
             self._start, self._definitions = position, []
         elif change is not None:
             self._change(change, position)
-        else:
+        elif self._counts:
             deleted = pc.equal(batch.column(OP), int(Op.DELETE)).cast(pa.int64())
             self._newest.add(keys(batch, schema), pc.add(pc.multiply(batch.column(POSITION), 2), deleted))
         self._held = schema
 
     def _change(self, change: TopicChange, position: Position) -> None:
         self._definitions.append((position, change.schema))
-        if self._held is None or not rekeyed(self._held, change.schema):
+        if self._held is None or not self._counts or not rekeyed(self._held, change.schema):
             return
         living = self._living(Position(position - 1))
         self._again()

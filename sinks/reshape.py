@@ -19,7 +19,7 @@ from cdc.model.topic import TopicField, TopicSchema
 from sinks.render.fromtext import exact_column, typed
 from sinks.render.rowtext import exact_values
 
-_BUILD_AGAIN: Final = f"cdc resume {StopState.STORE_REFUSES} --rebuild empties the store and builds it again from the log"
+_BUILD_AGAIN: Final = f"cdc resume {StopState.STORE_REFUSES} --rebuild builds the store again from the log"
 
 
 def origins(old: TopicSchema, new: TopicSchema) -> Mapping[str, TopicField | None]:

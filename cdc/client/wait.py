@@ -261,6 +261,8 @@ def _held_up(saved: status.FollowerStatus) -> str | None:
         return "has reported nothing " + (f"for {silent_s:.0f} s" if math.isfinite(silent_s) else "since this machine started")
     if saved.state == "starting":
         return "is starting: it has not looked at its store yet"
+    if saved.state == "rebuilding":
+        return "builds its store again from the log"
     if saved.state == "waiting":
         return f"waits for its store: {saved.error or 'it does not answer'}"
     if saved.state != "following" or saved.error is not None:

@@ -25,7 +25,7 @@ def resume(
         typer.Option(
             "--rebuild",
             help="capture: give up what was missed, make slot and publication again, read the tables again. "
-            "A store: empty it and build it again from the log.",
+            "A store: build it again from the log; its rows stay there until they are replaced.",
         ),
     ] = False,
     skip: Annotated[
@@ -86,7 +86,7 @@ def _request(settings: Settings, stop: stops.Stop) -> None:
     store = _store(stop)
     if store is not None:
         rebuilds.request(settings.run_dir, store, stop.state)
-        say(f"store {store} will be emptied, and built again from {settings.log.dir}")
+        say(f"store {store} will be built again from {settings.log.dir}; its rows stay there until they are replaced")
         return
     reloads.request(settings.log.dir, stop.state)
     tables = "every table" if stop.state in reloads.WHOLE else "the tables that were out of the publication"

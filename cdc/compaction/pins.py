@@ -62,7 +62,7 @@ class Pins:
             told = status.read_follower(settings.run_dir, name)
             position = 0 if told is None else told.position
             still_s = self._still_s(name, position, told, now, log)
-            reads = told is not None and told.state in ("starting", "following") and status.silent_s(told) < SILENT_S
+            reads = told is not None and told.state in ("starting", "rebuilding", "following") and status.silent_s(told) < SILENT_S
             lapsed = _stood_too_long(settings.log, still_s, reads=reads) or _lacks_too_much(
                 settings.log, options.tables, position, log
             )

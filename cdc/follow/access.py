@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
@@ -15,7 +15,7 @@ from cdc.follow.apply import StoreWriter
 from cdc.follow.letters import Deciding
 from cdc.follow.reporter import Show, written
 from cdc.log.contract import COMES_WITH_CAPTURE, selected
-from cdc.model.position import ZERO_CUT, Cut
+from cdc.model.position import Cut
 from cdc.settings.models import StoreOptions
 from cdc.state import rebuilds
 from cdc.state.lease import Lease, LeaseHeld
@@ -23,6 +23,8 @@ from sinks import make_sink
 from sinks.contract import EpochPassed, Sink
 from sinks.deadletters import Letter, LetterBox, box_of
 from sinks.heldlog import HeldLog
+
+Done = TypeVar("Done")
 
 
 class StoreLease(Protocol):
@@ -56,7 +58,17 @@ class Ports:
 class Opening:
     """One store's sink, opened under this follower's lease. Not thread-safe."""
 
-    def __init__(self, store: str, options: StoreOptions, log_dir: Path, reader: HeldLog, run_dir: Path, ports: Ports) -> None:
+    def __init__(
+        self,
+        store: str,
+        options: StoreOptions,
+        log_dir: Path,
+        reader: HeldLog,
+        run_dir: Path,
+        ports: Ports,
+        rebuild: Callable[[Sink, int], object],
+    ) -> None:
+        """``rebuild``: builds the sink's store again from the log, as the writer of this epoch."""
         self.number = 0
         """Rises each time that the store is opened: what others knew of it before no longer counts."""
         self._store = store
@@ -65,6 +77,7 @@ class Opening:
         self._reader = reader
         self._run_dir = run_dir
         self._ports = ports
+        self._rebuild = rebuild
         self._lease: StoreLease | None = None
         self._outdone = False
         """A later writer was met under this lease."""
@@ -127,7 +140,8 @@ class Opening:
         return lineage is not None and lineage.history != self.history
 
     def open(self) -> Cut:
-        """Returns from where the store is to be brought on. Raises StoreError, Stopped, ConfigError."""
+        """Returns from where the store is to be brought on, once it was built again where an operator has asked for that. Raises StoreError, Stopped,
+        ConfigError, ChangeWaits."""
         try:
             self.take_lease()
         except LeaseHeld as error:
@@ -140,11 +154,12 @@ class Opening:
                 hint=COMES_WITH_CAPTURE,
             )
         asked = rebuilds.requested(self._run_dir, self._store)
-        if asked is not None:
-            self.sink.erase()
-            crashpoint("rebuild.erased")
         self._reader.forget()
-        applied = self._opened()
+        if asked is not None:
+            self._above_others(lambda: self._rebuild(self.sink, self.epoch))
+            crashpoint("rebuild.written")
+            self._reader.forget()
+        applied = self._above_others(lambda: self.sink.open(self._reader, self.epoch))
         if self._reader.lineage() != lineage:
             self.sink.close()
             raise StoreError(f"store {self._store}: the log has begun another history: it is opened again", retryable=True)
@@ -152,8 +167,6 @@ class Opening:
         self._refuse_what_the_log_lacks(applied)
         self._refuse_other_columns()
         if asked is not None:
-            if applied != ZERO_CUT:
-                raise StoreError(f"store {self._store} was emptied and still holds position {applied.position}", retryable=True)
             crashpoint("rebuild.opened")
             rebuilds.carried_out(self._run_dir, self._store)
             crashpoint("rebuild.done")
@@ -173,12 +186,13 @@ class Opening:
             self._lease = None
             self._outdone = False
 
-    def _opened(self) -> Cut:
+    def _above_others(self, work: Callable[[], Done]) -> Done:
+        """Does it as the latest writer."""
         try:
-            return self.sink.open(self._reader, self.epoch)
+            return work()
         except EpochPassed as passed:
             self._go_above(passed.seen)
-        return self.sink.open(self._reader, self.epoch)
+        return work()
 
     def _go_above(self, seen: int) -> None:
         """A store may have seen higher epochs than the log's folder knows of, which was restored. Once: one that is outdone again has a living rival."""
@@ -207,7 +221,7 @@ class Opening:
         raise Stopped(
             StopState.DIVERGED,
             f"store {self._store} holds position {held}, the log ends at {self._reader.head().position}: the log or the store was restored",
-            hint=f"put the right copy back; or cdc resume {StopState.DIVERGED} --rebuild, which empties the store and builds it again from the log",
+            hint=f"put the right copy back; or cdc resume {StopState.DIVERGED} --rebuild, which builds the store again from the log",
         )
 
     def _refuse_other_columns(self) -> None:

@@ -9,8 +9,9 @@ two while the follower is at it; Spark's checkpoint is a convenience. From that 
 - **A store that was flushed or restored** says so by a lower cut, also when no call has failed: it is opened again, and filled from there up to
   where it was asked to be before (``_goal``).
 - **A store that knows more than the log**, or that another log has filled, is a stop state: there is nothing that could be brought to it.
+  An operator may have it built again from the log (``rebuilding``).
 
-A follower is *starting*, *following*, *waiting* for a store that is down, or in a stop state; the last is recorded and outlives the process, until
+A follower is *starting*, *rebuilding*, *following*, *waiting* for a store that is down, or in a stop state; the last is recorded and outlives the process, until
 an operator ends it. What an attempt ends with decides (``_retry_while_down``). A retryable StoreError closes the store and tries again, after
 pauses that grow up to ``LONGEST_RETRY_S``. Any other error that names what is wrong (StoreError, Stopped, ConfigError) enters a stop state, and
 holds up this store only.
@@ -35,6 +36,7 @@ from cdc.errors import ConfigError, HeadwaterError, Stopped, StoreError
 from cdc.follow.access import Opening, Ports
 from cdc.follow.apply import Slices
 from cdc.follow.ranges import ChangeWaits, Opened, Ranges
+from cdc.follow.rebuilding import Rebuilding
 from cdc.follow.reporter import Reporter
 from cdc.follow.rules import Rules
 from cdc.log.contract import LogReader
@@ -92,8 +94,10 @@ class Follower:
         reader = HeldLog(reader, store, options)
         self._reader = reader
         self._reporter = Reporter(run_dir, store, options.kind, ports.clock, ports.show)
-        self._ranges = Ranges(options, reader, Rules(store, options, contracts or {}, approved(run_dir, store)), ports.clock)
-        self._opening = Opening(store, options, log_dir, reader, run_dir, ports)
+        rules = Rules(store, options, contracts or {}, approved(run_dir, store))
+        self._ranges = Ranges(options, reader, rules, ports.clock)
+        rebuilding = Rebuilding(rules, reader, stop, self._reporter.rebuilding)
+        self._opening = Opening(store, options, log_dir, reader, run_dir, ports, rebuilding.carry_out)
         self._clock = ports.clock
         self._stop = stop
         self._lock = threading.RLock()
@@ -261,10 +265,14 @@ class Follower:
             self._opening.close()
         if not self._opening.is_open:
             self._ranges.forget()
-            self._adopt(self._opening.open())
+            try:
+                self._adopt(self._opening.open())
+            except ChangeWaits as waits:
+                self._reporter.asks(waits.pause)
+                raise waits.pause.stopped from None
             crashpoint("follower.opened")
             yield Step.OPENED
-        if self.status.state == "starting":
+        if self.status.state in ("starting", "rebuilding"):
             self._reporter.following()  # one that waits for its store does so until the store has taken something: its disk may be full
 
     def _look_at_the_store(self) -> Iterator[Step]:

@@ -71,9 +71,15 @@ class Reporter:
 
     def following(self) -> None:
         """The store can be reached and takes what it is given. A stop state stays, whoever has entered it meanwhile."""
-        if self.status.state in ("starting", "waiting"):
+        if self.status.state in ("starting", "rebuilding", "waiting"):
             self.status.state, self.status.error = "following", None
             self.report()
+
+    def rebuilding(self) -> None:
+        """The store is built again: whatever it holds until then does not count."""
+        self.status.state, self.status.error = "rebuilding", None
+        self._show(ZERO_CUT)
+        self.report()
 
     def waiting(self, error: StoreError) -> None:
         """The store is down, and is tried again."""

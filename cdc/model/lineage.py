@@ -111,5 +111,5 @@ def _diverged(where: str, mark: Mark, why: str) -> Stopped:
     return Stopped(
         StopState.DIVERGED,
         f"{where} holds position {mark.cut.position} {why}: the log or the store was restored",
-        hint="put the right copy back; or cdc resume DIVERGED --rebuild, which empties the store and builds it again from the log",
+        hint="put the right copy back; or cdc resume DIVERGED --rebuild, which builds the store again from the log",
     )

@@ -17,6 +17,7 @@ STARTS: Final = "wait a moment; if it lasts, see the log of cdc run"
 """The end of a line that says no more than that a part is starting."""
 _HELP: Final[Mapping[str, str]] = {
     "starting": STARTS,
+    "rebuilding": "wait until it is built; its readers see the rows from before and the new ones",
     "retrying": "cdc doctor",
     "waiting": "see whether the store is up",
 }

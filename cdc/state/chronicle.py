@@ -85,6 +85,8 @@ class StoreChronicle:
             return Line("closed", facts={"position": status.position})
         if status.state == "starting" and status.error is None:
             return None
+        if status.state == "rebuilding":
+            return Line("is built again from the log")
         self._trouble_since = now if self._trouble_since is None else self._trouble_since
         return self._trouble(status)
 

@@ -1,7 +1,6 @@
-"""Rebuilds that `cdc resume STATE:follow-NAME --rebuild` asks of a follower: the store is emptied, and built again from the log.
+"""Rebuilds that `cdc resume STATE:follow-NAME --rebuild` asks of a follower: the store is built again from the log (``cdc.follow.rebuilding``).
 
-The request lies under ``run_dir/rebuild`` until the store was emptied and opened again, so a crash on the way begins it again. From
-there on the store is one that lacks everything, which its follower brings as it does for any store.
+The request lies under ``run_dir/rebuild`` until the store was built and opened again, so a crash on the way begins it again.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def request(run_dir: Path, store: str, state: StopState) -> Rebuild:
 
 
 def requested(run_dir: Path, store: str) -> Rebuild | None:
-    """The request that has not been carried out yet. Raises StoreError when the file is damaged: nothing is emptied on a guess."""
+    """The request that has not been carried out yet. Raises StoreError when the file is damaged: nothing is built on a guess."""
     return _FILE.load(_path(run_dir, store))
 
 

@@ -22,7 +22,7 @@ from cdc.pace import slowness
 from cdc.state import jsonfile
 
 CAPTURE_STATES: Final = ("starting", "snapshot", "streaming", "retrying", "stopped", "exited")
-FOLLOWER_STATES: Final = ("starting", "following", "waiting", "stopped", "exited", "never started")
+FOLLOWER_STATES: Final = ("starting", "rebuilding", "following", "waiting", "stopped", "exited", "never started")
 PROCESS_STATES: Final = ("starting", "running", "backing-off", "stopped", "refused", "exited")
 FOREIGN: Final = "foreign"
 
@@ -127,7 +127,7 @@ class FollowerStatus(_Told):
     kind: str = ""
     pid: int = 0
     state: str = "starting"
-    """starting | following | waiting (the store is down; see ``error``) | stopped | exited"""
+    """starting | rebuilding (the store is built again from the log) | following | waiting (the store is down; see ``error``) | stopped | exited"""
     stop: str | None = None
     error: str | None = None
     position: int = 0

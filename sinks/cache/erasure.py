@@ -1,7 +1,7 @@
 """Everything that a store name ever put on a server, taken away: whoever wrote it, and nothing else.
 
-This is the one place where keys are found by looking at the server: they may be another log's, which nobody here can ask. A key below one of
-the store's prefixes goes when it is a row by its own content (``sinks.cache.rowreader``).
+Here, and where a store is built again (``rebuild``), keys are found by looking at the server: they may be another log's, which nobody here can
+ask. A key below one of the store's prefixes goes when it is a row by its own content (``sinks.cache.rowreader``).
 
 First the ledger is made nobody's, so that every writer is refused; last it goes itself. Interrupted, it is done again from the beginning.
 """
@@ -9,11 +9,13 @@ First the ledger is made nobody's, so that every writer is refused; last it goes
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
 
-from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError
+from cdc.model.topic import TopicSchema
 from sinks.cache import ledger, neighbours, rowreader
 from sinks.cache.keytemplate import TableKeys, bind
 from sinks.cache.ledger import Projection
@@ -29,7 +31,10 @@ def erase(store: str, server: Server, transactions: RedisTransactions) -> None:
     ways: list[tuple[TableKeys, Form]] = []
 
     def ours(fields: ledger.Fields) -> Commands | None:
-        ways[:] = _ways(fields)
+        ways.clear()
+        for way in ways_of(fields):
+            with suppress(ConfigError):
+                ways.append((bind(way.projection.key, way.schema), form_of(way.projection)))
         return [command("HSET", key, "log", "")] if fields else None
 
     def only_while_nobody_s(*commands: bytes) -> None:
@@ -41,7 +46,6 @@ def erase(store: str, server: Server, transactions: RedisTransactions) -> None:
         transactions.change(["log"], decide)
 
     if transactions.change_whole(ours):
-        crashpoint("erasing.ledger_nobodys")
         for keys, form in ways:
             neighbours.tell_lost(server, store, keys)
             for names in rowreader.scanned(server, keys.prefix):
@@ -49,21 +53,41 @@ def erase(store: str, server: Server, transactions: RedisTransactions) -> None:
                 mine, _ = rowreader.rows_of(names, found, keys, form)
                 if mine:
                     only_while_nobody_s(command("DEL", *mine))
-                    crashpoint("erasing.keys")
             neighbours.tell_lost(server, store, keys)
         neighbours.leave(server, store)
         only_while_nobody_s(command("DEL", key, letters))
 
 
-def _ways(fields: ledger.Fields) -> Iterator[tuple[TableKeys, Form]]:
-    """Every way in which a row of the store may stand there. A damaged field says nothing; the others still do."""
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way in which a row of a store may stand there."""
+
+    projection: Projection
+    schema: TopicSchema
+
+    @staticmethod
+    def encode_all(ways: Iterable[Way]) -> str:
+        """As ``ledger.REBUILDING`` has it."""
+        return json.dumps([[way.projection.encode(), way.schema.to_json()] for way in ways], ensure_ascii=False)
+
+
+_DAMAGED: Final = (ValueError, KeyError, TypeError, RecursionError)
+
+
+def ways_of(fields: ledger.Fields) -> list[Way]:
+    """Every one that the ledger names. A damaged field says nothing; the others still do."""
     projections: list[Projection] = []
-    with suppress(ValueError, KeyError, TypeError, RecursionError):
+    with suppress(*_DAMAGED):
         projections.append(Projection.decode(fields["projection"]))
-    with suppress(ValueError, KeyError, TypeError, RecursionError):
+    with suppress(*_DAMAGED):
         projections += map(Projection.decode, json.loads(fields.get("former", "[]")))
+    found: dict[Way, None] = {}
     for name, text in fields.items():
         if name.startswith(("shape:", "coming:")):
-            for projection in dict.fromkeys(projections):
-                with suppress(ValueError, KeyError, TypeError, RecursionError, ConfigError):
-                    yield bind(projection.key, ledger.decode_shape(text).schema), form_of(projection)
+            with suppress(*_DAMAGED):
+                schema = ledger.decode_shape(text).schema
+                found.update((Way(projection, schema), None) for projection in projections)
+    with suppress(*_DAMAGED):
+        for projection, schema_text in json.loads(fields.get(ledger.REBUILDING, "[]")):
+            found[Way(Projection.decode(projection), TopicSchema.from_json(schema_text))] = None
+    return list(found)

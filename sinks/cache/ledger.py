@@ -12,6 +12,7 @@
 ``prefix:TOPIC``       what its keys begin with; missing where the template cannot name them
 ``base:TOPIC``         the position of the last change that replaced the table's set of keys: ``e`` (emptied) or ``r`` (rewritten) follows
 ``aside:TOPIC``        why the rows of this table are set aside
+``rebuilding``         JSON of the ways in which rows may stand there, while the store is built again (``sinks.cache.erasure.Way``)
 =====================  ======================================================================================================
 """
 
@@ -29,6 +30,7 @@ from sinks.contract import Shape
 
 LOOK: Final = ("log", "history", "epoch", "position")
 """What every write looks at; the table's ``at`` comes after."""
+REBUILDING: Final = "rebuilding"
 CUT: Final = ("position", "commit_lsn", "commit_ts_us")
 
 Fields = Mapping[str, str]
@@ -93,6 +95,7 @@ class CacheLedger:
     prefixes: Mapping[str, str] = field(default_factory=dict)
     bases: Mapping[str, Base] = field(default_factory=dict)
     aside: Mapping[str, str] = field(default_factory=dict)
+    rebuilding: bool = False
 
     @classmethod
     def decode(cls, fields: Fields) -> CacheLedger:
@@ -117,6 +120,7 @@ class CacheLedger:
             of["prefix"],
             {topic: Base.decode(text) for topic, text in of["base"].items()},
             of["aside"],
+            REBUILDING in fields,
         )
 
     @property
@@ -133,6 +137,12 @@ class CacheLedger:
         """The cut that is applied, given each selected topic's first change: nothing, when one has changes before the cut and no progress of its own."""
         lacks = any(0 < first <= self.cut.position and topic not in self.at for topic, first in first_changes.items())
         return ZERO_CUT if lacks else self.cut
+
+
+def epoch_of(fields: Fields) -> int:
+    """The highest of a writer; 0 where there is no ledger, or a damaged one."""
+    epoch = fields.get("epoch", "")
+    return int(epoch) if epoch.isascii() and epoch.isdecimal() else 0
 
 
 def cut_of(fields: Fields) -> Cut:

@@ -101,6 +101,14 @@ class Rowwriter:
         self._transactions.stream(chain, [part])
         return Outcome(len(fresh) - len(lost), 0, tuple(DeadLetter(chain.topic, Position(position), reason) for position in lost))
 
+    def count_aside(self, chain: Chain, rows: pa.RecordBatch, reason: str) -> Outcome:
+        """Counts rows of such a table as ``set_aside``, and leaves its progress where it is."""
+        lost = rows.column(POSITION).to_pylist()
+        self._transactions.stream(
+            chain, [self._transactions.part(chain.topic, self.letters.of_table(chain.topic, reason, lost))] if lost else []
+        )
+        return Outcome(0, 0, tuple(DeadLetter(chain.topic, Position(position), reason) for position in lost))
+
     def close(self) -> None:
         if self._beside is not None:
             self._beside.shutdown()

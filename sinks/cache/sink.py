@@ -28,12 +28,13 @@ from sinks.cache.fence import FenceAnswer, Writer, answer
 from sinks.cache.ledger import CacheLedger, Projection
 from sinks.cache.letters import CacheLetters, name_texts
 from sinks.cache.options import Options
+from sinks.cache.rebuild import CacheRebuild
 from sinks.cache.rowwriter import Rowwriter
 from sinks.cache.server import Server
 from sinks.cache.standing import CacheStanding, could_be_the_same
 from sinks.cache.transactions import Answers, Commands, RedisTransactions, lost
 from sinks.cache.values import Form, form_of, shown
-from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, Traits
+from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, TopicAsOf, Traits
 from sinks.deadletters import Letter
 from sinks.followedlog import refuse_missed
 from sinks.render import jsonrows
@@ -119,6 +120,24 @@ class CacheSink:
             raise lost(self.name)
         return [self._transactions.set(ledger.cut_fields(cut))] if decided is FenceAnswer.DONE else None
 
+    def rebuild(self, log: LogReader, epoch: int, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
+        jsonrows.warm_up()
+        resp.warm_up()
+        self._server.drop()
+        self._letters.reload()
+        self._server.refuse_unfit()
+        self._log, self._epoch = log, epoch
+        self._known = known = CacheStanding(self.name, self._projection)
+        lineage, there = self._lineage(), [topic.shape.schema for topic in topics if not topic.dropped]
+        self._transactions.writer, self._transactions.position = Writer(lineage.log, lineage.history, epoch), 0
+        for schema in there:
+            self._choices.check(schema, log)
+        self._refuse_shared(there)
+        neighbours.register(self._server, self.name)
+        outcome = CacheRebuild(known, self._server, self._transactions, self._writing).carry_out(lineage, cut, topics)
+        self._known = CacheStanding(self.name, self._projection)
+        return outcome
+
     def erase(self) -> None:
         erasure.erase(self.name, self._server, self._transactions)
         self._letters.reload()
@@ -138,6 +157,9 @@ class CacheSink:
             held = self._decoded(fields)
             if held.epoch > epoch:
                 raise EpochPassed(self.name, held.epoch)
+            if held.rebuilding:
+                hint = "cdc resume STORE_REFUSES --rebuild builds it again, and goes to its end"
+                raise StoreError(f"store {self.name} was being built again, and that has not ended", retryable=False, hint=hint)
             patterns, shapes = self._options.tables, held.shapes
 
             def selected(topic: str) -> bool:
@@ -177,7 +199,7 @@ class CacheSink:
         try:
             held = CacheLedger.decode(fields)
         except (ValueError, KeyError, TypeError):
-            hint = "see who writes to it; cdc resume STORE_REFUSES --rebuild empties the store and builds it again"
+            hint = "see who writes to it; cdc resume STORE_REFUSES --rebuild builds the store again"
             raise StoreError(f"store {self.name}: {ledger.key_of(self.name)} is damaged", retryable=False, hint=hint) from None
         lineage, where = self._lineage(), f"store {self.name}"
         believed(Mark(held.log, held.history, held.furthest), lineage, where)

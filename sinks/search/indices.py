@@ -235,6 +235,19 @@ class Indices:
         ]
         self.cluster.ask(f"replacing the index of {topic}", "POST", "/_aliases", {"actions": actions})
 
+    def move(self, former: Iterable[Found], fresh: Places, topic: str, with_it: Iterable[Mapping[str, Any]]) -> None:
+        """The table's alias leads to the new index from now on. ``with_it``: further aliases that change, or nothing does.
+
+        The former ones stay: while a node takes in that an index is gone, whoever searches through the alias there still asks for it.
+        """
+        left = [one.index for one in former if fresh.alias in one.aliases]
+        actions = [
+            *with_it,
+            {"add": {"index": fresh.index, "alias": fresh.alias, **_SEARCHED}},
+            *({"remove": {"index": index, "alias": fresh.alias}} for index in left),
+        ]
+        self.cluster.ask(f"moving the alias of {topic}", "POST", "/_aliases", {"actions": actions})
+
     def delete(self, indices: Iterable[str]) -> None:
         """Those that are there."""
         for names in _paths(indices):

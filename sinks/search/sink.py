@@ -36,7 +36,7 @@ from cdc.model.lineage import believed
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
-from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, Traits
+from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, TopicAsOf, Traits
 from sinks.deadletters import Letter
 from sinks.followedlog import Followed
 from sinks.render import jsonrows
@@ -54,6 +54,7 @@ from sinks.search.looks import StoreLooks
 from sinks.search.names import document_ids, places, shared
 from sinks.search.overview import Overview
 from sinks.search.purge import Purging
+from sinks.search.rebuild import SearchRebuild
 from sinks.search.rows import Rows
 from sinks.search.standing import order
 from sinks.search.statements import Statements
@@ -161,11 +162,25 @@ class SearchSink:
     def held(self, topic: str) -> Position:
         return self._tables.held.of(topic)
 
+    def rebuild(self, log: LogReader, epoch: int, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
+        jsonrows.warm_up()
+        self._epoch = self._ledger.claiming = None
+        self._purging.forget()
+        tables, lineage = self._tables, log.lineage()
+        if lineage is None:
+            raise StoreError(f"store {self.name}: there is no log yet", retryable=True, hint="start capture")
+        tables.followed.begin(log, lineage, writing=True)
+        tables.forget()
+        for topic in topics:
+            if not topic.dropped:
+                self._choices.check(topic.shape.schema, log)
+        rebuild = SearchRebuild(self._cluster, self._ledger, tables, self._rows, self._index_settings)
+        return rebuild.carry_out(lineage, epoch, cut, topics)
+
     def erase(self) -> None:
         indices = self._tables.indices
         made = [one.index for one in indices.all(standings=False) if indices.mine(one) and not one.renamed]
         indices.delete(made)
-        crashpoint("erasing.indices")
         indices.delete(self._ledger.indices)
         self._tables.known.clear()
         self._rows.letters.reload()

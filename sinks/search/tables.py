@@ -162,9 +162,9 @@ class Tables:
             # Half made, or a copy of which nobody can say what it holds.
             self.indices.delete([live.index])
         self.indices.create(names, schema, self._settings())
-        self._begin_to_exist(names, schema, Standing.first(self.indices.cluster.store, schema, self.followed.lineage()))
+        self.begin_to_exist(names, schema, Standing.first(self.indices.cluster.store, schema, self.followed.lineage()))
 
-    def _begin_to_exist(self, names: Places, schema: TopicSchema, standing: Standing) -> Place | None:
+    def begin_to_exist(self, names: Places, schema: TopicSchema, standing: Standing) -> Place | None:
         """Gives a new index its documents; None when somebody else has removed it already."""
         made = next((one for one in self.indices.of(names.alias) if one.index == names.index), None)
         if made is None:
@@ -186,7 +186,7 @@ class Tables:
         self.indices.delete([fresh.index])  # what an attempt before this one has left
         self.indices.create(fresh, schema, self._settings(), aliased=False)
         standing = replace(old.standing.begun(self.followed.lineage(), position), building=True)
-        place = self._begin_to_exist(fresh, schema, standing)
+        place = self.begin_to_exist(fresh, schema, standing)
         if place is None:
             raise self._lost(schema.topic)
         place.terms = tuple(term_of(one) for one in place.documents)

@@ -18,7 +18,7 @@ from py4j.protocol import Py4JJavaError
 
 from cdc.errors import StoreError
 from cdc.model.lineage import Mark
-from sinks.warehouse.columns import Add, Change, IcebergField, Rename, Widen, parse_schema
+from sinks.warehouse.columns import Add, Change, Drop, IcebergField, Rename, Widen, parse_schema
 from sinks.warehouse.disk import looked_at, stamp, sync
 from sinks.warehouse.failures import Vanished, commit_errors, errors, java_name
 from sinks.warehouse.java import Java
@@ -296,6 +296,8 @@ class IcebergTable:
                 # One update a step: Iceberg does not add a column under a name that the same update gives away.
                 update = pending.java.updateSchema()
                 match change:
+                    case Drop(name):
+                        update.deleteColumn(name)
                     case Rename(name, into):
                         update.renameColumn(name, into)
                     case Widen(name, kind):

@@ -70,7 +70,14 @@ class Rename:
     into: str
 
 
-Change = Add | Widen | Rename
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A column goes, with all that it holds."""
+
+    name: str
+
+
+Change = Add | Widen | Rename | Drop
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ class TablePlace:
         try:
             return None if text is None else TopicSchema.from_json(text)
         except (KeyError, TypeError, ValueError):
-            hint = "see who writes to it; cdc resume STORE_REFUSES --rebuild empties the store and builds it again"
+            hint = "see who writes to it; cdc resume STORE_REFUSES --rebuild builds the store again"
             what = f"{TABLE_KEY} of the warehouse's table {self.name} is damaged, or another version's"
             raise StoreError(what, retryable=False, hint=hint) from None
 
@@ -462,7 +462,7 @@ def unmarked(where: str) -> Stopped:
     return Stopped(
         StopState.DIVERGED,
         f"{where} was written by an earlier version, which did not say from which log",
-        hint=f"cdc resume {StopState.DIVERGED} --rebuild, which empties the store and builds it again from the log",
+        hint=f"cdc resume {StopState.DIVERGED} --rebuild, which builds the store again from the log",
     )
 
 

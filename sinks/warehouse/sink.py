@@ -22,7 +22,7 @@ from cdc.model.batch import POSITION, topic_schema
 from cdc.model.lineage import believed
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
-from sinks.contract import NOTHING, Outcome, Shape, Traits, audit_schema
+from sinks.contract import NOTHING, Outcome, Shape, TopicAsOf, Traits, audit_schema
 from sinks.render.rowtext import row_text
 from sinks.sparksession import spark_session
 from sinks.warehouse.catalog import Catalog
@@ -35,6 +35,7 @@ from sinks.warehouse.marks import Signed
 from sinks.warehouse.names import STAGING, place_of, safe
 from sinks.warehouse.options import Options
 from sinks.warehouse.place import KeyCache
+from sinks.warehouse.rebuild import WarehouseRebuild
 from sinks.warehouse.scratch import Scratch, Staging
 from sinks.warehouse.sparkreader import SparkReader
 from sinks.warehouse.tables import WarehouseTables
@@ -106,6 +107,25 @@ class Warehouse:
     def held(self, topic: str) -> Position:
         place = None if self._tables is None else self._tables.places.get(topic)
         return self._applied.position if place is None else max(self._applied.position, place.position)
+
+    def rebuild(self, log: LogReader, epoch: int, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
+        self.close()
+        lineage = log.lineage()
+        if lineage is None:
+            raise StoreError("there is no log yet that the warehouse could be built from", retryable=True)
+        with _disk_errors("built again"):
+            self._own_folder()
+            catalog = self._connected()
+            self._scratch.sweep()
+            self._scratch.folder()  # from now on everybody can see that the writer of our files lives
+            aside = self._path / STAGING / safe(self.name)
+            rebuild = WarehouseRebuild(self.name, self.options, catalog, self._scratch.owner, self._path, aside)
+            try:
+                outcome = rebuild.carry_out(lineage, epoch, cut, topics)
+            finally:
+                self._scratch.remove()
+        self._keys.clear()
+        return outcome
 
     def erase(self) -> None:
         self.close()

@@ -22,7 +22,7 @@ ROOMS: Final = {
     "search": ("search",),
     "warehouse": ("warehouse",),
     "rebuild": ("rebuild",),
-    "erasing": ("erasing",),
+    "rebuilding": ("rebuilding",),
     "stops": ("stops",),
     "supervise": ("supervise",),
     "inbox": ("inbox",),

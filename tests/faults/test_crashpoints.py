@@ -296,16 +296,17 @@ def test_search(point: str, kind: CrashKind, written: Written, nursery: Nursery,
     follow_through_a_fault(point, kind, written, nursery, tmp_path / "follower", store)
 
 
+_BY_THE_FOLLOWER: Final = ("rebuild.written", "rebuild.opened", "rebuild.done")
 REBUILT: Final = {
-    "redis": ["erasing.ledger_nobodys", "erasing.keys", "rebuild.erased", "rebuild.opened", "rebuild.done"],
-    "opensearch": ["erasing.indices", "rebuild.erased", "rebuild.opened", "rebuild.done"],
+    "redis": [*(point for point in points.of("rebuilding") if point.startswith("rebuilding.cache_")), *_BY_THE_FOLLOWER],
+    "opensearch": [*(point for point in points.of("rebuilding") if point.startswith("rebuilding.search_")), *_BY_THE_FOLLOWER],
 }
 """What `cdc resume STATE:follow-NAME --rebuild` passes in each kind of store, beside the warehouse's (``test_spark_crashpoints``)."""
-QUICK: Final = {"redis": ["erasing.keys", "rebuild.erased"], "opensearch": ["erasing.indices"]}
+QUICK: Final = {"redis": ["rebuilding.cache_written", "rebuild.written"], "opensearch": ["rebuilding.search_filled"]}
 
 
 def test_no_point_of_a_rebuild_is_forgotten() -> None:
-    assert {point for reached in REBUILT.values() for point in reached} >= {*points.of("erasing")}
+    assert {point for reached in REBUILT.values() for point in reached} >= {*points.of("rebuilding")}
 
 
 def killed_while_built_again(

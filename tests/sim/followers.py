@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from cdc.errors import StopState
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.position import Cut, Position
+from cdc.state import rebuilds
 from sinks.memory import Options
 from sinks.memoryunits import Store
 from tests.sim.checker import Checker
@@ -83,7 +85,17 @@ class Followers:
             self._process.look()
             self._checker.stores.claims(site.name, site.store, at)
 
+        def steady(begins: bool) -> None:
+            self._process.look()
+            self._checker.stores.steady(site.name, site.store, begins=begins)
+
+        def anew() -> None:
+            self._process.look()
+            if not site.theirs:
+                self._checker.stores.anew(site.name, site.store)
+
         site.written, site.claimed = written, claimed
+        site.steady, site.anew = steady, anew
         self._checker.stores.terms[site.name] = site.terms
         site.reshapes = partial(self._checker.stores.reshapes, site.name)
         site.struck = lambda: self._checker.stores.struck(site.name, site.store)
@@ -100,6 +112,11 @@ class Followers:
             site.deliver_late()
             return True
         site.befall()
+        often = self._course.rare.rebuilds
+        if often and self._course.faulty and chance.random() < often:
+            self._course.met("operator has a store built again")
+            rebuilds.request(self._run_dir, site.name, StopState.STORE_REFUSES)
+            follow.lives.insert(0, self._life(site))
         if not follow.lives:
             follow.lives.append(self._life(site))
         if len(follow.lives) > 1 and chance.random() < 0.2:

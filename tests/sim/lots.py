@@ -194,6 +194,8 @@ class Rare:
     """How many hand over groups through the inbox."""
     tier: float
     """How often closed segments are sealed, and sealed files move to a tier, or back; never in the runs without one. Then segments are small, too."""
+    rebuilds: float
+    """Of the steps of followers, before how many an operator has the store built again."""
 
 
 def deal_rare(chance: Random) -> Rare:
@@ -205,4 +207,5 @@ def deal_rare(chance: Random) -> Rare:
         segment_bytes=chance.choice((300, 1_500, 4_000)),
         producers=chance.choice((1, 1, 2)) if chance.random() < 0.12 else 0,
         tier=chance.choice((0.3, 1.0)) if chance.random() < 0.2 else 0.0,
+        rebuilds=chance.choice((0.01, 0.05)) if chance.random() < 0.3 else 0.0,
     )

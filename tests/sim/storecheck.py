@@ -35,13 +35,15 @@ class Terms:
 
 
 class StoreCheck:
-    """Rules e, f, g, j and m (see ``tests.sim.checker``). ``terms``: each store's, by name."""
+    """Rules e, f, g, j, m and o (see ``tests.sim.checker``). ``terms``: each store's, by name."""
 
     def __init__(self, checker: Checker) -> None:
         self.terms: dict[str, Terms] = {}
         self._checker = checker
         self._applied: dict[str, int] = {}
         self._seen: dict[str, dict[str, dict[str, tuple[int, Row | None]]]] = {}
+        self._kept: dict[str, set[tuple[str, Key, str]]] = {}
+        """Rows of stores that are being built again: topic, key, and its name there. Each has been in the log at all times since it began."""
         self._given: dict[tuple[str, str], Shape] = {}
         """The last definition that each store was given of each topic: one that shows whole commits only has it later."""
 
@@ -49,6 +51,45 @@ class StoreCheck:
         """The store has lost something, or is as it once was: it may begin again from there."""
         self._applied[name] = store.applied.position
         self._seen[name] = {topic: dict(rows) for topic, rows in store.rows.items()}
+        self._kept.pop(name, None)
+
+    def anew(self, name: str, store: Store) -> None:
+        """The store has been built again: every row of it has to be right, whatever it was before."""
+        self._applied[name] = 0
+        self._seen[name] = {}
+        self._kept.pop(name, None)
+        self.wrote(name, store, staged=False, cut=None)
+
+    def steady(self, name: str, store: Store, *, begins: bool) -> None:
+        """Rule o. The store is being built again; ``begins``: from now on."""
+        fold = self._checker.cuts[-1][1]
+        if begins:
+            self._kept[name] = {one for topic, unit in store.tables.items() for one in self._there(topic, unit, fold)}
+        kept = self._kept.get(name)
+        if kept is None:
+            return  # something has befallen it since
+        kept.intersection_update([one for one in kept if one[1] in fold.get(one[0], {})])
+        for topic, key, text in sorted(kept):
+            unit = store.tables.get(topic)
+            if unit is None or unit.rows.get(text, (0, None))[1] is None:
+                raise Violation("o", f"{name}: {topic} {list(key)} is gone while the store is built again")
+
+    def _there(self, topic: str, unit: TableUnit, fold: Folded) -> Iterator[tuple[str, Key, str]]:
+        """The rows of the log that the unit shows: topic, key, and its name there. Of a table with the key that the log has for it now."""
+        rows = fold.get(topic, {})
+        newest = max(rows.values(), key=lambda entry: entry.at, default=None)
+        if newest is None or newest.table is None or unit.shape is None:
+            return
+        names = [column.name for column in TopicSchema.of(newest.table).key]
+        if not names or names != [column.name for column in unit.shape.schema.key]:
+            return
+        for text, (position, row) in unit.rows.items():
+            entry = self._checker.entries[position - 1] if position <= len(self._checker.entries) else None
+            if row is None or entry is None or entry.topic != topic:
+                continue
+            key = entry.key if entry.rows is None else self._key(unit, row)
+            if key in rows:
+                yield topic, key, text
 
     def wrote(self, name: str, store: Store, *, staged: bool, cut: Cut | None) -> None:
         """After each write. ``cut``: what was just committed."""

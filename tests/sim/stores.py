@@ -9,7 +9,7 @@ come from a copy of this installation that went on by itself; another service tr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
@@ -23,7 +23,7 @@ from cdc.model.batch import ALONE, OP, first_position
 from cdc.model.evolution import TopicChange, topic_change_of
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.topic import TopicSchema
-from sinks.contract import EpochPassed, Outcome, Shape
+from sinks.contract import EpochPassed, Outcome, Shape, TopicAsOf
 from sinks.memory import STORES, MemorySink, Options
 from sinks.memoryunits import Call, MemoryAnswer, Store, TableUnit, Unit
 from tests.contract.rows import ORDERS, order, upserts
@@ -101,9 +101,8 @@ class _Sink(MemorySink):
         self._unheard = False
         return super().open(log, epoch)
 
-    def erase(self) -> None:
-        super().erase()
-        self._site.erased()
+    def _began(self) -> None:
+        self.between()
 
     def send(self, call: Call) -> tuple[MemoryAnswer, Outcome]:
         if self._site.chance.random() < self._site.moods.late:
@@ -122,7 +121,7 @@ class _Sink(MemorySink):
         return answered
 
     def between(self) -> None:
-        self._site.befall()
+        self._site.between()
 
 
 class FlakySink:
@@ -146,6 +145,17 @@ class FlakySink:
             raise
         self._site.opened(epoch)
         return applied
+
+    def rebuild(self, log: LogReader, epoch: int, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
+        self._site.accident("refused", "rebuild")
+        self._site.rebuilds()
+        try:
+            outcome = self._sink.rebuild(log, epoch, cut, topics)
+        finally:
+            self._site.building = False
+        self._site.rebuilt()
+        self._site.accident("answer_lost", "rebuild")
+        return outcome
 
     def applied(self) -> Cut:
         try:
@@ -206,6 +216,12 @@ class Site:
         self.reshapes: Callable[[Shape | None, TopicChange, int], None] = lambda *_: None
         """Called before a table's definition changes in the store."""
         self.terms = Terms(options.schema_policy)
+        self.building = False
+        """It is being built again."""
+        self.steady: Callable[[bool], None] = lambda _: None
+        """Called when it begins to be built again (True), and at each step of that."""
+        self.anew: Callable[[], None] = lambda: None
+        """Called when it has been built again: nothing of what it showed before counts."""
         self.struck: Callable[[], None] = lambda: None
         """Called when the store is not what it was."""
         self.epoch = 0
@@ -252,6 +268,27 @@ class Site:
                 strike()
                 return
             roll -= likely
+
+    def between(self) -> None:
+        """Between two steps of a commit, or of building it again."""
+        if self.building:
+            self.steady(False)
+            if self.chance.random() < self.moods.dies / 10:
+                self.met("follower died while it built its store again")
+                raise Died
+        self.befall()
+
+    def rebuilds(self) -> None:
+        self.building = True
+        self.steady(True)
+
+    def rebuilt(self) -> None:
+        """… to its end."""
+        # What was found before stays known: a process that sleeps may report it after another one had the store built again.
+        self.met("store was built again")
+        self.theirs = self._is_theirs()
+        self._is_struck()
+        self.anew()
 
     def _copy(self) -> None:
         if len(self._copies) < COPIES and not self.theirs:
@@ -404,11 +441,6 @@ class Site:
         self.met("store built again")
         self._copies.clear()
         return True
-
-    def erased(self) -> None:
-        # What was found before stays known: a process that sleeps may report it after another one had the store built again.
-        self.theirs = False
-        self._is_struck()
 
 
 def _foreign() -> MemoryLog:

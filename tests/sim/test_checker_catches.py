@@ -477,8 +477,31 @@ def an_older_copy_takes_a_new_shape(patch: Patch) -> None:
     _sharpen(patch, work={"alters": 0.15, "rows_before": 10}, dangers={"store": Moods(set_back=0.1)})
 
 
-def erasing_spares_the_tables(patch: Patch) -> None:
-    patch.setattr(MemorySink, "erase", lambda self: self._store.lose(None))
+def stores_are_emptied_before_they_are_built_again(patch: Patch) -> None:
+    original = MemorySink.rebuild
+
+    def rebuild(self: MemorySink, *given: Any) -> Any:
+        self.erase()
+        return original(self, *given)
+
+    patch.setattr(MemorySink, "rebuild", rebuild)
+    _sharpen(patch, rare={"rebuilds": 0.05})
+
+
+def what_is_left_over_stays(patch: Patch) -> None:
+    """… in a store that is built again in place."""
+    original = MemorySink._built
+
+    def built(self: MemorySink, topic: Any, cut: Any) -> Any:
+        before = self._store.tables.get(topic.shape.schema.topic)
+        outcome = original(self, topic, cut)
+        if before is not None:
+            rows = self._store.tables[topic.shape.schema.topic].rows
+            rows.update((key, kept) for key, kept in before.rows.items() if key not in rows)
+        return outcome
+
+    patch.setattr(MemorySink, "_built", built)
+    _sharpen(patch, rare={"rebuilds": 0.05})
 
 
 def renamed_columns_go_by_their_names(patch: Patch) -> None:
@@ -880,7 +903,8 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (opening_fences_the_ledger_only, "l", 88),
     (gaps_are_taken, "fij", 23),
     (an_older_copy_takes_a_new_shape, "cfij", 325),
-    (erasing_spares_the_tables, "ik", 20),
+    (stores_are_emptied_before_they_are_built_again, "o", 0),
+    (what_is_left_over_stays, "cefijk", 20),
     (renamed_columns_go_by_their_names, "cf", 1),
     (one_unknown_number_lets_all_columns_go_by_their_names, "cf", 20),
     (keys_are_forgotten, "d", 112),
@@ -922,7 +946,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
 def without_ddl(patch: Patch) -> None:
     """Most bugs need no table that comes or goes, and no producer but the source: the rest of what a seed decides is then as it always was."""
     rare = world.deal_rare
-    patch.setattr(world, "deal_rare", lambda chance: replace(rare(chance), producers=0, tier=0.0))
+    patch.setattr(world, "deal_rare", lambda chance: replace(rare(chance), producers=0, tier=0.0, rebuilds=0.0))
     original = world.deal_ddl
     patch.setattr(world, "deal_ddl", lambda chance: replace(original(chance), creates=0.0, drops=0.0, retypes=0.0, looks=0.0))
 

@@ -156,7 +156,7 @@ function listIn(box, lines) {
   box.replaceChildren(list);
 }
 
-const TONES = { streaming: "good", snapshot: "good", following: "good", starting: "", retrying: "warn", waiting: "warn", stopped: "bad", exited: "bad", "never started": "bad" };
+const TONES = { streaming: "good", snapshot: "good", following: "good", starting: "", rebuilding: "", retrying: "warn", waiting: "warn", stopped: "bad", exited: "bad", "never started": "bad" };
 
 function drawSource() {
   const { source, capture } = status;

@@ -74,7 +74,7 @@ def test_a_store_is_built_again(folder: Path, state: StopState) -> None:
         hold(folder, Stopped(state, "…"), f"follow-{store}")
     done = resume(folder, f"{state}:follow-follow-me", "--rebuild")
     assert done.exit_code == 0, done.output
-    assert "store follow-me will be emptied" in done.output
+    assert "store follow-me will be built again" in done.output
     asked_for = rebuilds.requested(run_dir, "follow-me")
     assert asked_for is not None
     assert asked_for.state is state
@@ -83,7 +83,7 @@ def test_a_store_is_built_again(folder: Path, state: StopState) -> None:
     assert [stop.part for stop in stops.held(run_dir)] == ["follow-search"]
 
 
-def test_without_a_rebuild_nothing_is_emptied(folder: Path) -> None:
+def test_without_a_rebuild_nothing_is_built(folder: Path) -> None:
     hold(folder, Stopped(StopState.OTHER_LOG, "…"), "follow-search")
     assert resume(folder, "OTHER_LOG", "--skip", AT).exit_code != 0
     assert is_held(folder)
