@@ -348,9 +348,24 @@ class TableOptions(Strict):
         return rename
 
     @property
+    def targets(self) -> Mapping[str, str]:
+        """Column → the name that it has in the store, where that is not its own. A kind of store may have further ways to say one."""
+        return self.rename
+
+    @property
+    def of_fields(self) -> Mapping[str, str]:
+        """Name in the store → what this kind of store alone is told of that field (``sinks.holding.wishes_of``)."""
+        return {}
+
+    @property
+    def naming(self) -> Mapping[str, tuple[str, ...]]:
+        """Key → the columns that it names."""
+        return {"columns": self.columns or (), "exclude": self.exclude, "rename": tuple(self.rename)}
+
+    @property
     def chooses(self) -> bool:
         """Whether the store holds the table otherwise than all of it, as it is."""
-        return self.columns is not None or bool(self.exclude or self.rename)
+        return self.columns is not None or bool(self.exclude or self.targets or self.of_fields)
 
 
 _PART: Final = re.compile(r"[^\W_][\w-]*")
@@ -444,6 +459,12 @@ class StoreOptions(Strict):
     def choices(self) -> tuple[tuple[str, TableOptions], ...]:
         """The options that say what the store holds of tables, by patterns of them, where that is not all (``sinks.holding``)."""
         return tuple((pattern, options) for pattern, options in self.held.options.items() if options.chooses)
+
+    @property
+    def shaping(self) -> Mapping[str, str]:
+        """Options of this kind of store on which the rows of all of its tables depend → what they say: other texts are another shape. Raises ConfigError
+        where that cannot be read."""
+        return {}
 
     @property
     def keys_apart(self) -> bool:

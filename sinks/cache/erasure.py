@@ -66,4 +66,5 @@ def _ways(fields: ledger.Fields) -> Iterator[tuple[TableKeys, Form]]:
         if name.startswith(("shape:", "coming:")):
             for projection in dict.fromkeys(projections):
                 with suppress(ValueError, KeyError, TypeError, RecursionError, ConfigError):
-                    yield bind(projection.key, ledger.decode_shape(text).schema), form_of(projection)
+                    schema = ledger.decode_shape(text).schema
+                    yield bind(projection.of(schema).key, schema), form_of(projection, schema)
