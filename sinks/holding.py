@@ -186,10 +186,10 @@ def check(store: str, options: StoreOptions, schema: TopicSchema) -> None:
     """Raises ConfigError where something is said of a column that the topic does not have, a new name given to one that is not held, or one name to two."""
     for pattern, said in _of_topic(options, schema):
         where = f'stores.{store}.tables."{pattern}"'
-        for key, names in said.naming.items():
+        for key, names in _naming(said).items():
             unknown = [name for name in names if name not in schema.names]
             if unknown and named((pattern,)):
-                raise _unknown(f"{where}.{key}", unknown[0], schema)
+                raise _unknown(f"{where}{key}", unknown[0], schema)
     holding = bound(store, options, schema)
     held = {one.column_name: one for one in holding.held(schema).fields}
     _refuse_collisions(_where(holding, schema), _fields(holding, schema))
@@ -197,10 +197,9 @@ def check(store: str, options: StoreOptions, schema: TopicSchema) -> None:
         where = f'stores.{store}.tables."{pattern}"'
         for name in said.targets:
             if name in schema.names and (name not in held or not held[name].shown):
-                key = next(key for key, names in said.naming.items() if name in names and key not in ("columns", "exclude"))
                 raise ConfigError(
-                    f"{where}.{key}: the store does not hold {name} of {schema.topic}",
-                    hint=f"add it to columns, or leave it out of {key}",
+                    f"{where}{'.rename' if name in said.rename else ''}: the store does not hold {name} of {schema.topic}",
+                    hint="let the store hold it, or give it no other name",
                 )
         shown = {one.name for one in held.values() if one.shown}
         for name in said.of_fields:
@@ -216,10 +215,10 @@ def foreseen(store: str, options: StoreOptions, schemas: Sequence[TopicSchema]) 
         if not mine and named((pattern,)):
             hint = f"tables: {', '.join(schema.topic for schema in schemas) or 'none'}"
             raise ConfigError(f'stores.{store}.tables."{pattern}": no such table is captured', hint=hint)
-        for key, names in said.naming.items():
+        for key, names in _naming(said).items():
             for name in names:
                 if mine and not any(name in schema.names for schema in mine):
-                    raise _unknown(f'stores.{store}.tables."{pattern}".{key}', name, mine[0])
+                    raise _unknown(f'stores.{store}.tables."{pattern}"{key}', name, mine[0])
     for schema in schemas:
         check(store, options, schema)
     return [bound(store, options, schema).held(schema) for schema in schemas]
@@ -274,6 +273,12 @@ def _places(holding: Holding, topic: TopicSchema) -> dict[str, str]:
 
 def _of_topic(options: StoreOptions, schema: TopicSchema) -> Iterator[tuple[str, TableOptions]]:
     return ((pattern, said) for pattern, said in options.choices if matches((pattern,), schema))
+
+
+def _naming(said: TableOptions) -> Mapping[str, Iterable[str]]:
+    """The columns that are named, by the key that names them: an empty one for what the store's kind alone knows."""
+    others = [name for name in said.targets if name not in said.rename]
+    return {".columns": said.columns or (), ".exclude": said.exclude, ".rename": said.rename, "": others}
 
 
 def _unknown(where: str, name: str, schema: TopicSchema) -> ConfigError:

@@ -323,7 +323,7 @@ class TableOptions(Strict):
         if self.columns is not None and self.exclude:
             raise ValueError("says both columns and exclude; columns alone says which are held")
         for key, names in (("columns", self.columns or ()), ("exclude", self.exclude)):
-            if (twice := _twice(names)) is not None:
+            for twice in (name for at, name in enumerate(names) if name in names[:at]):
                 raise ValueError(f"{key} names {twice} twice")
         return self
 
@@ -358,11 +358,6 @@ class TableOptions(Strict):
         return {}
 
     @property
-    def naming(self) -> Mapping[str, tuple[str, ...]]:
-        """Key → the columns that it names."""
-        return {"columns": self.columns or (), "exclude": self.exclude, "rename": tuple(self.rename)}
-
-    @property
     def chooses(self) -> bool:
         """Whether the store holds the table otherwise than all of it, as it is."""
         return self.columns is not None or bool(self.exclude or self.targets or self.of_fields)
@@ -370,10 +365,6 @@ class TableOptions(Strict):
 
 _PART: Final = re.compile(r"[^\W_][\w-]*")
 """A part of a dotted name: what can be a field's name in any store that makes objects."""
-
-
-def _twice(names: tuple[str, ...]) -> str | None:
-    return next((name for at, name in enumerate(names) if name in names[:at]), None)
 
 
 class StoreTables(Strict):

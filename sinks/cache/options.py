@@ -53,7 +53,7 @@ def _milliseconds(ttl: Any) -> int:
 class CacheTables(StoreTables):
     """``tables`` of a cache."""
 
-    __pydantic_extra__: dict[str, CacheTable] = Field(init=False)
+    __pydantic_extra__: dict[str, CacheTable] = Field(init=False)  # type: ignore[assignment]  # nobody adds to it
 
 
 class Options(StoreOptions):
@@ -85,7 +85,8 @@ class Options(StoreOptions):
 
     @property
     def keys_apart(self) -> bool:
-        return all(one.value != "hash" for one in (self, *self._of_tables.values()))  # a hash without a field does not exist
+        # A hash without a field does not exist.
+        return self.value != "hash" and all(one.value != "hash" for one in self._of_tables.values())
 
     @property
     def table_rules(self) -> tuple[TableRule, ...]:

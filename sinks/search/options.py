@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from cdc.errors import ConfigError
 from cdc.settings.models import StoreOptions, StoreTables, Strict, TableOptions
 from sinks.search import settings, wishes
 from sinks.search.wire import Address
@@ -71,16 +72,11 @@ class SearchTable(TableOptions):
                 found |= {f"{target}.{which}": wishes.of_coordinate(which) for which in (wishes.LAT, wishes.LON)}
         return found
 
-    @property
-    def naming(self) -> Mapping[str, tuple[str, ...]]:
-        pairs = [(of,) if isinstance(of, str) else (of.lat, of.lon) for of in self.geo.values()]
-        return {**super().naming, "geo": tuple(column for pair in pairs for column in pair)}
-
 
 class SearchTables(StoreTables):
     """``tables`` of a search index."""
 
-    __pydantic_extra__: dict[str, SearchTable] = Field(init=False)
+    __pydantic_extra__: dict[str, SearchTable] = Field(init=False)  # type: ignore[assignment]  # nobody adds to it
 
 
 class Options(Address, StoreOptions):
@@ -131,7 +127,7 @@ class Options(Address, StoreOptions):
             return settings.flat(self.settings)
         found = settings.read(self.settings)
         if twice := self._said_twice(found):
-            raise settings.ConfigError(f"settings: {self.settings}: {twice}")
+            raise ConfigError(f"settings: {self.settings}: {twice}")
         return found
 
     @property

@@ -127,7 +127,7 @@ def test_two_columns_are_found_on_the_map(lab: Lab) -> None:
     renamed = dataclasses.replace(PLACES, columns=columns)
     index.feed(schema(renamed, 9), 9)
     moved = {**BERLIN, "id": "2", "lat": "52.6"}
-    later = [moved if row["id"] == "2" else {**row, "lat": row["latitude"]} for row in rows]
+    later: list[Row] = [moved if row["id"] == "2" else {**row, "lat": row["latitude"]} for row in rows]
     index.feed(batch(renamed, [(Op.UPDATE, 10, moved)]), 10)
     index.expect(later, renamed)
     assert index.found(in_berlin()) == ["1", "2"]
