@@ -122,6 +122,8 @@ def test_two_columns_are_found_on_the_map(lab: Lab) -> None:
     index.feed(upserts(PLACES, 1, rows), 8)
     index.expect(rows)
     assert index.found(in_berlin()) == ["1"]
+    beyond = {"top_left": {"lat": 86, "lon": -168}, "bottom_right": {"lat": 84, "lon": -165}}
+    assert index.found({"geo_bounding_box": {"location": beyond}}) == ["6"], "a latitude of 95 is one of 85 on the other side"
     # A coordinate that the source calls otherwise is the same one, and a row that moves is found where it is.
     columns = tuple(dataclasses.replace(one, name={"latitude": "lat"}.get(one.name, one.name)) for one in PLACES.columns)
     renamed = dataclasses.replace(PLACES, columns=columns)
