@@ -57,9 +57,9 @@ class Holding:
     exclude: tuple[Meant, ...] = ()
     rename: tuple[tuple[Meant, str], ...] = ()
     wishes: tuple[tuple[Meant, str], ...] = ()
-    """What the store's kind alone was told of a field (``wishes_of``)."""
+    """Options of fields that only the store's kind has (``wishes_of``)."""
     shaping: tuple[tuple[str, str], ...] = ()
-    """What it was told of all rows (``StoreOptions.shaping``)."""
+    """The same of all rows (``StoreOptions.shaping``)."""
     origin: str = ""
     keys_apart: bool = True
     """The key need not be among the columns (``StoreOptions.keys_apart``)."""
@@ -142,7 +142,7 @@ def decoded(text: str) -> Holding:
 
 @lru_cache(maxsize=4096)
 def wishes_of(held: TopicSchema) -> Mapping[str, str]:
-    """What the store's kind alone was told of the fields of a schema that it holds, by their names there. A field that the source renames keeps it."""
+    """Options of fields that only the store's kind has, by the fields' names in the store. A field that the source renames keeps it."""
     holding, found = decoded(held.holding), {}
     for meant, wish in holding.wishes:
         numbered = (one for one in held.fields if meant.number and one.origin == meant.number and held.origin == holding.origin)
@@ -253,7 +253,7 @@ def _differ(topic: TopicSchema, former: Holding, wanted: Holding) -> list[str]:
 
 
 def _differ_in_shape(topic: TopicSchema, former: Holding, wanted: Holding) -> list[str]:
-    """The difference in what the store's kind alone is told, in words."""
+    """The difference in the options that only the store's kind has, in words."""
     before, after = (_wished(one, topic) for one in (former, wanted))
     said = [f"{name} has other options" for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
     before, after = dict(former.shaping), dict(wanted.shaping)

@@ -354,7 +354,7 @@ class TableOptions(Strict):
 
     @property
     def of_fields(self) -> Mapping[str, str]:
-        """Name in the store → what this kind of store alone is told of that field (``sinks.holding.wishes_of``)."""
+        """Name in the store → options of that field that only this kind of store has (``sinks.holding.wishes_of``)."""
         return {}
 
     @property

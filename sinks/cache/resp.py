@@ -7,7 +7,7 @@ A *part* is one transaction's bytes up to, and without, its EXEC, which is sent 
     DEL key …                              deleted rows; with hashes every row, as nothing else takes away what stood there before
     MSET key value …                       or, with hashes, HSET key field value … for each row
     PEXPIREAT key ms …                     where rows expire
-    PUBLISH channel key …                  where somebody is to be told
+    PUBLISH channel key …                  where a channel is named
     HSET ledger … progress                 missing in a part that moves nothing
 
 An HSET leaves fields that it does not name, a time to live, and a key of another type as they are: a former store's, or another program's. After the

@@ -63,7 +63,7 @@ class Style:
     """Column → what its values become, where that follows neither from its type nor from ``as_``."""
 
     def kind(self, column: TopicField) -> Kind:
-        """What the column's values become."""
+        """The kind of JSON that the column's values become."""
         return self.kinds.get(column.name) or kind_of(column, self.as_.get(column.name))
 
 

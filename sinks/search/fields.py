@@ -83,7 +83,7 @@ def field_of(kind: Kind, wished: str | None = None) -> Field:
 
 
 def own_kinds(schema: TopicSchema, style: Style) -> dict[str, Kind]:
-    """What each column's values become but for a wish: what a wish is compared with."""
+    """The kind of each column's values without a wish: what a wish is compared with."""
     return {column.name: kind_of(column, style.as_.get(column.name)) for column in schema.fields}
 
 

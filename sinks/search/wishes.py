@@ -1,4 +1,4 @@
-"""What a user may say of a table's fields in a search index: ``mapping`` and ``geo``, and whether a column's values can be that. Pure.
+"""A user's wishes for the fields of a search index: ``mapping`` and ``geo``, and whether a column's values can be that. Pure.
 
 A wish stands in the schema that the store holds (``sinks.holding.wishes_of``), so it follows a column that the source renames, and is part of the shape that
 the index's rows have. As JSON it is ``{"mapping": {…}}``, the fragment as it was written, or ``{"geo_point": "lat"}`` for a column that is one of a
@@ -53,7 +53,7 @@ def of_coordinate(which: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is said of one field. ``fragment``: what ``mapping`` says; ``coordinate``: the field is a point's latitude or longitude: its last name is,
+    """A wish for one field. ``fragment``: what ``mapping`` says; ``coordinate``: the field is a point's latitude or longitude: its last name is,
     and what is around it the point."""
 
     fragment: Mapping[str, Any] | None = None
@@ -76,7 +76,7 @@ def of(schema: TopicSchema) -> Mapping[str, Wish]:
 
 
 def check_fragment(fragment: Mapping[str, Any]) -> None:
-    """What can be seen without the column. Raises ValueError."""
+    """Checks what can be seen without the column. Raises ValueError."""
     kind = fragment.get("type")
     if "copy_to" in fragment:
         raise ValueError("copy_to would fill a field that no column has")

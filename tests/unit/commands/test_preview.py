@@ -107,7 +107,7 @@ SHOPS = Table(
 CAFE: Row = {"id": "1", "name": "Café Zoo", "latitude": "52.5", "longitude": "13.4", "opening_hours": '[{"day":"mon","from":9}]'}
 
 
-@pytest.mark.parametrize("heading", ["What can a search index be told?", "What can a cache be told?"])
+@pytest.mark.parametrize("heading", ["How do I shape a search index?", "How do I shape a cache?"])
 def test_the_page_shows_what_a_kind_of_store_is_told(tmp_path: Path, heading: str) -> None:
     section = PAGE.partition(f"## {heading}")[2].partition("\n## ")[0]
     said = "\n".join(re.findall(r"```toml\n(.*?)```", section, re.DOTALL))
