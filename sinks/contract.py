@@ -30,8 +30,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.errors import StoreError
@@ -234,6 +236,15 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Expiring(Protocol):
+    """A sink of whose rows some go by themselves."""
+
+    def expired(self, keys: pa.RecordBatch, schema: TopicSchema) -> npt.NDArray[np.bool_]:
+        """Which of these keys, that are not there, are not there because their time has passed. ``keys``: as ``fetch`` takes them."""
+        ...
 
 
 def audit_schema(schema: TopicSchema) -> pa.Schema:

@@ -56,6 +56,10 @@ class Holding:
     columns: tuple[Meant, ...] | None = None
     exclude: tuple[Meant, ...] = ()
     rename: tuple[tuple[Meant, str], ...] = ()
+    wishes: tuple[tuple[Meant, str], ...] = ()
+    """Options of fields that only the store's kind has (``wishes_of``)."""
+    shaping: tuple[tuple[str, str], ...] = ()
+    """The same of all rows (``StoreOptions.shaping``)."""
     origin: str = ""
     keys_apart: bool = True
     """The key need not be among the columns (``StoreOptions.keys_apart``)."""
@@ -65,7 +69,7 @@ class Holding:
     @property
     def everything(self) -> bool:
         """The store holds the topic as it is."""
-        return self.columns is None and not self.exclude and not self.rename
+        return self.columns is None and not self.exclude and not self.rename and not self.wishes and not self.shaping
 
     @property
     def text(self) -> str:
@@ -75,14 +79,19 @@ class Holding:
         columns = None if self.columns is None else sorted([one.name, one.number] for one in self.columns)
         exclude = sorted([one.name, one.number] for one in self.exclude)
         rename = sorted([one.name, one.number, target] for one, target in self.rename)
-        raw = {"origin": self.origin, "columns": columns, "exclude": exclude, "rename": rename}
+        raw: dict[str, Any] = {"origin": self.origin, "columns": columns, "exclude": exclude, "rename": rename}
+        if self.wishes:
+            raw["wishes"] = sorted([one.name, one.number, wish] for one, wish in self.wishes)
+        if self.shaping:
+            raw["shaping"] = sorted(self.shaping)
         return json.dumps(raw, separators=(",", ":"), ensure_ascii=False)
 
     @property
     def said(self) -> tuple[Any, ...]:
         """The words of the configuration, whatever they meant."""
         columns = None if self.columns is None else frozenset(one.name for one in self.columns)
-        return columns, frozenset(one.name for one in self.exclude), frozenset((one.name, target) for one, target in self.rename)
+        named = [frozenset((one.name, text) for one, text in texts) for texts in (self.rename, self.wishes)]
+        return columns, frozenset(one.name for one in self.exclude), *named, frozenset(self.shaping)
 
     def held(self, schema: TopicSchema) -> TopicSchema:
         """The schema that the store has of a topic under this definition; always the same object.
@@ -125,8 +134,22 @@ def decoded(text: str) -> Holding:
         None if raw["columns"] is None else tuple(Meant(*one) for one in raw["columns"]),
         tuple(Meant(*one) for one in raw["exclude"]),
         tuple((Meant(name, number), target) for name, number, target in raw["rename"]),
+        tuple((Meant(name, number), wish) for name, number, wish in raw.get("wishes", ())),
+        tuple((name, text) for name, text in raw.get("shaping", ())),
         raw["origin"],
     )
+
+
+@lru_cache(maxsize=4096)
+def wishes_of(held: TopicSchema) -> Mapping[str, str]:
+    """Options of fields that only the store's kind has, by the fields' names in the store. A field that the source renames keeps it."""
+    holding, found = decoded(held.holding), {}
+    for meant, wish in holding.wishes:
+        numbered = (one for one in held.fields if meant.number and one.origin == meant.number and held.origin == holding.origin)
+        one = next(numbered, None) or next((one for one in held.fields if one.column_name == meant.name), None)
+        if one is not None and one.shown:
+            found[one.name] = wish
+    return found
 
 
 def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
@@ -135,10 +158,13 @@ def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
     columns: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
     rename: dict[str, str] = {}
+    wishes: dict[str, str] = {}
     for _, said in _of_topic(options, schema):
         if said.columns is not None or said.exclude:
             columns, exclude = said.columns, said.exclude
-        rename |= said.rename
+        rename |= said.targets
+        wishes |= said.of_fields
+    came_from = {target: name for name, target in rename.items()}
     numbers = {one.name: one.origin for one in schema.fields}
 
     def meant(name: str) -> Meant:
@@ -148,6 +174,8 @@ def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
         None if columns is None else tuple(map(meant, columns)),
         tuple(map(meant, exclude)),
         tuple((meant(name), target) for name, target in rename.items()),
+        tuple((meant(came_from.get(name, name)), wish) for name, wish in wishes.items()),
+        tuple(options.shaping.items()),
         schema.origin,
         options.keys_apart,
         store,
@@ -158,20 +186,25 @@ def check(store: str, options: StoreOptions, schema: TopicSchema) -> None:
     """Raises ConfigError where something is said of a column that the topic does not have, a new name given to one that is not held, or one name to two."""
     for pattern, said in _of_topic(options, schema):
         where = f'stores.{store}.tables."{pattern}"'
-        for key, names in (("columns", said.columns or ()), ("exclude", said.exclude), ("rename", tuple(said.rename))):
+        for key, names in _naming(said).items():
             unknown = [name for name in names if name not in schema.names]
             if unknown and named((pattern,)):
-                raise _unknown(f"{where}.{key}", unknown[0], schema)
+                raise _unknown(f"{where}{key}", unknown[0], schema)
     holding = bound(store, options, schema)
     held = {one.column_name: one for one in holding.held(schema).fields}
     _refuse_collisions(_where(holding, schema), _fields(holding, schema))
     for pattern, said in _of_topic(options, schema):
-        for name in said.rename:
+        where = f'stores.{store}.tables."{pattern}"'
+        for name in said.targets:
             if name in schema.names and (name not in held or not held[name].shown):
                 raise ConfigError(
-                    f'stores.{store}.tables."{pattern}".rename: the store does not hold {name} of {schema.topic}',
-                    hint="add it to columns, or leave it out of rename",
+                    f"{where}{'.rename' if name in said.rename else ''}: the store does not hold {name} of {schema.topic}",
+                    hint="let the store hold it, or give it no other name",
                 )
+        shown = {one.name for one in held.values() if one.shown}
+        for name in said.of_fields:
+            if name not in shown and named((pattern,)):
+                raise _unknown_field(where, name, shown, schema)
 
 
 def foreseen(store: str, options: StoreOptions, schemas: Sequence[TopicSchema]) -> list[TopicSchema]:
@@ -182,10 +215,10 @@ def foreseen(store: str, options: StoreOptions, schemas: Sequence[TopicSchema]) 
         if not mine and named((pattern,)):
             hint = f"tables: {', '.join(schema.topic for schema in schemas) or 'none'}"
             raise ConfigError(f'stores.{store}.tables."{pattern}": no such table is captured', hint=hint)
-        for key, names in (("columns", said.columns or ()), ("exclude", said.exclude), ("rename", tuple(said.rename))):
+        for key, names in _naming(said).items():
             for name in names:
                 if mine and not any(name in schema.names for schema in mine):
-                    raise _unknown(f'stores.{store}.tables."{pattern}".{key}', name, mine[0])
+                    raise _unknown(f'stores.{store}.tables."{pattern}"{key}', name, mine[0])
     for schema in schemas:
         check(store, options, schema)
     return [bound(store, options, schema).held(schema) for schema in schemas]
@@ -197,14 +230,14 @@ def settled(store: str, topic: TopicSchema, former: Holding, wanted: Holding) ->
     Raises ConfigError where they are not the same.
     """
     former = replace(former, keys_apart=wanted.keys_apart, store=store)
-    alike = former.said == wanted.said or (
-        (former.columns is None) == (wanted.columns is None) and not _differ(topic, former, wanted)
-    )
-    if alike:
+    if former.said == wanted.said:
         return former
-    what = "; ".join(_differ(topic, former, wanted)) or "columns that the table gets later are treated otherwise"
+    columns, shape = _differ(topic, former, wanted), _differ_in_shape(topic, former, wanted)
+    if (former.columns is None) == (wanted.columns is None) and not columns and not shape:
+        return former
+    what = "; ".join([*columns, *shape]) or "columns that the table gets later are treated otherwise"
     raise ConfigError(
-        f"store {store} holds other columns of {topic.topic} than cdc.toml says: {what}",
+        f"store {store} holds {'another shape' if shape and not columns else 'other columns'} of {topic.topic} than cdc.toml says: {what}",
         hint=f"put it back; or cdc resume {StopState.STORE_REFUSES}:follow-{store} --rebuild, which builds the store again from "
         "the log; or fill a second store beside it",
     )
@@ -219,6 +252,21 @@ def _differ(topic: TopicSchema, former: Holding, wanted: Holding) -> list[str]:
     return said
 
 
+def _differ_in_shape(topic: TopicSchema, former: Holding, wanted: Holding) -> list[str]:
+    """The difference in the options that only the store's kind has, in words."""
+    before, after = (_wished(one, topic) for one in (former, wanted))
+    said = [f"{name} has other options" for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
+    before, after = dict(former.shaping), dict(wanted.shaping)
+    return [*said, *(f"{name} is another" for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name))]
+
+
+def _wished(holding: Holding, topic: TopicSchema) -> dict[str, str]:
+    """By the columns' names at the source."""
+    held = holding.held(topic)
+    wishes = wishes_of(held)
+    return {one.column_name: wishes[one.name] for one in held.fields if one.name in wishes}
+
+
 def _places(holding: Holding, topic: TopicSchema) -> dict[str, str]:
     return {one.column_name: one.name for one in holding.held(topic).fields if one.shown}
 
@@ -227,10 +275,22 @@ def _of_topic(options: StoreOptions, schema: TopicSchema) -> Iterator[tuple[str,
     return ((pattern, said) for pattern, said in options.choices if matches((pattern,), schema))
 
 
+def _naming(said: TableOptions) -> Mapping[str, Iterable[str]]:
+    """The columns that are named, by the key that names them: an empty one for what the store's kind alone knows."""
+    others = [name for name in said.targets if name not in said.rename]
+    return {".columns": said.columns or (), ".exclude": said.exclude, ".rename": said.rename, "": others}
+
+
 def _unknown(where: str, name: str, schema: TopicSchema) -> ConfigError:
     close = difflib.get_close_matches(name, schema.names, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]}?" if close else f"columns: {', '.join(schema.names)}"
     return ConfigError(f"{where}: {schema.topic} has no column {name}", hint=hint)
+
+
+def _unknown_field(where: str, name: str, shown: Iterable[str], schema: TopicSchema) -> ConfigError:
+    close = difflib.get_close_matches(name, tuple(shown), n=1, cutoff=0.6)
+    hint = f"did you mean {close[0]}?" if close else f"fields: {', '.join(sorted(shown))}"
+    return ConfigError(f"{where}: the store has no field {name} of {schema.topic}", hint=hint)
 
 
 def _fields(holding: Holding, schema: TopicSchema) -> list[TopicField]:

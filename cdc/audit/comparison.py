@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import psycopg
 import pyarrow as pa
 
@@ -25,7 +26,7 @@ from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from cdc.privacy.policies import Protection
 from cdc.source.rows import SourceRows
-from sinks.contract import Sink, audit_schema
+from sinks.contract import Expiring, Sink, audit_schema
 from sinks.deadletters import LetterState
 from sinks.holding import ALL, Holding
 
@@ -78,6 +79,8 @@ class TableInWork:
     differences: list[RowDifference] = field(default_factory=list)
     letters: Counter[LetterState] = field(default_factory=Counter)
     """Keys that differ as their dead letters say."""
+    expired: int = 0
+    """Rows that are missing because their time in the store has passed."""
 
     def set_apart(self, differing: Differing, known: KnownLetters) -> Differing:
         """Counts those that dead letters explain, which are no drift; returns the others."""
@@ -90,6 +93,18 @@ class TableInWork:
                 else:
                     self.settling.different -= 1
         return without(differing, states)
+
+    def set_expired_apart(self, differing: Differing, sink: Sink) -> Differing:
+        """Counts rows that have gone from the store by themselves, which are no drift; returns the others."""
+        missing = np.array([at for at in range(differing.keys.num_rows) if differing.kind(at) == "missing"], np.int64)
+        if not isinstance(sink, Expiring) or not len(missing):
+            return differing
+        gone = missing[sink.expired(differing.keys.take(missing), self.target.schema)]
+        rows = int(differing.surplus[gone].sum())
+        self.expired += rows
+        self.settling.missing -= rows
+        left = np.setdiff1d(np.arange(differing.keys.num_rows), gone)
+        return Differing(differing.keys.take(left), differing.surplus[left])
 
     def result(self) -> TableAudit:
         settling = self.settling
@@ -112,6 +127,7 @@ class TableInWork:
                 aside=self.letters[LetterState.ASIDE],
                 edited=self.letters[LetterState.EDITED],
                 accepted=self.letters[LetterState.ACCEPTED],
+                expired=self.expired,
             ),
             columns=dict(Counter(name for difference in self.differences for name in difference.columns)),
             differences=tuple(self.differences),

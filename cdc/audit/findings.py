@@ -14,7 +14,8 @@
                 that the store lacks), ``extra`` (rows that only the store has), ``different`` (keys whose rows have other values),
                 ``unsettled`` (keys that changed in every look, so that nothing can be said of them), ``in_flight`` (keys that
                 differed in the scan and agreed afterwards), ``aside``, ``edited``, ``accepted`` (keys of dead letters, which are counted in none of the
-                others: rows that the store cannot hold, or holds as an operator has corrected them), ``columns`` ({name: in how many of ``differences``}),
+                others: rows that the store cannot hold, or holds as an operator has corrected them), ``expired`` (rows that have outlived their
+                time in the store, counted in none of the others either), ``columns`` ({name: in how many of ``differences``}),
                 ``differences`` (the first few: [{``kind``: missing | extra | different, ``key``: {column: text}, ``columns``:
                 [name]}]), ``lsn``, ``position`` (of the last look), ``seconds``, ``rows_per_s``}]
 ==============  ==============================================================================================================
@@ -77,6 +78,7 @@ class Tally:
     aside: int = 0
     edited: int = 0
     accepted: int = 0
+    expired: int = 0
 
 
 @dataclass(frozen=True, slots=True)

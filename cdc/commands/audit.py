@@ -73,6 +73,8 @@ def _verdict(table: TableAudit) -> str:
         )
     if letters := tally.aside + tally.edited + tally.accepted:
         unsettled += f", {counted(letters, 'dead letter')} apart ({tally.edited} edited, {tally.accepted} accepted)"
+    if tally.expired:
+        unsettled += f", {counted(tally.expired, 'row')} expired"
     if table.equal:
         return f"equal{distinct}, {rows}{unsettled}{repeated}"
     counts = f"{tally.missing} missing, {tally.extra} extra, {tally.different} different"

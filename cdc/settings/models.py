@@ -323,7 +323,7 @@ class TableOptions(Strict):
         if self.columns is not None and self.exclude:
             raise ValueError("says both columns and exclude; columns alone says which are held")
         for key, names in (("columns", self.columns or ()), ("exclude", self.exclude)):
-            if (twice := _twice(names)) is not None:
+            for twice in (name for at, name in enumerate(names) if name in names[:at]):
                 raise ValueError(f"{key} names {twice} twice")
         return self
 
@@ -348,17 +348,23 @@ class TableOptions(Strict):
         return rename
 
     @property
+    def targets(self) -> Mapping[str, str]:
+        """Column → the name that it has in the store, where that is not its own. A kind of store may have further ways to say one."""
+        return self.rename
+
+    @property
+    def of_fields(self) -> Mapping[str, str]:
+        """Name in the store → options of that field that only this kind of store has (``sinks.holding.wishes_of``)."""
+        return {}
+
+    @property
     def chooses(self) -> bool:
         """Whether the store holds the table otherwise than all of it, as it is."""
-        return self.columns is not None or bool(self.exclude or self.rename)
+        return self.columns is not None or bool(self.exclude or self.targets or self.of_fields)
 
 
 _PART: Final = re.compile(r"[^\W_][\w-]*")
 """A part of a dotted name: what can be a field's name in any store that makes objects."""
-
-
-def _twice(names: tuple[str, ...]) -> str | None:
-    return next((name for at, name in enumerate(names) if name in names[:at]), None)
 
 
 class StoreTables(Strict):
@@ -444,6 +450,12 @@ class StoreOptions(Strict):
     def choices(self) -> tuple[tuple[str, TableOptions], ...]:
         """The options that say what the store holds of tables, by patterns of them, where that is not all (``sinks.holding``)."""
         return tuple((pattern, options) for pattern, options in self.held.options.items() if options.chooses)
+
+    @property
+    def shaping(self) -> Mapping[str, str]:
+        """Options of this kind of store on which the rows of all of its tables depend → what they say: other texts are another shape. Raises ConfigError
+        where that cannot be read."""
+        return {}
 
     @property
     def keys_apart(self) -> bool:

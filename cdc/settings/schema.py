@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, SecretStr
 
-from cdc.settings.models import Settings, StoreOptions
+from cdc.settings.models import Settings, StoreOptions, StoreTables
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
@@ -71,11 +71,11 @@ def _of_model(model: type[BaseModel]) -> _Json:
         if name in models:
             _complete(definition, models[name])
     _complete(made, model)
-    if "StoreTables" in made.get("$defs", {}):
-        tables = made["$defs"]["StoreTables"]
+    for name in [one for one, known in models.items() if issubclass(known, StoreTables) and one in made.get("$defs", {})]:
+        tables = made["$defs"][name]
         named = {"pattern": "\\."}
         listed = {"type": "array", "items": {"type": "string"}, "minItems": 1}
-        made["$defs"]["StoreTables"] = {"anyOf": [listed, {**tables, "propertyNames": {"anyOf": [{"const": "select"}, named]}}]}
+        made["$defs"][name] = {"anyOf": [listed, {**tables, "propertyNames": {"anyOf": [{"const": "select"}, named]}}]}
     return made
 
 

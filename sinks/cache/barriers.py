@@ -111,10 +111,13 @@ class CacheBarriers:
         self._transactions.settle(self._transactions.set({"former": former}))
         for one in sorted(every, key=Projection.encode):
             for topic in known.prefixes:
-                if one.key != projection.key:
+                schema = known.shapes[topic].schema
+                if one.of(schema).key != projection.of(schema).key:
                     self._pieces.sweep_as(self._server, topic, one)
         known.projection = projection
         for topic, keys in wanted.items():
+            if all((one.of(keys.schema), one.shown) == (projection.of(keys.schema), projection.shown) for one in every):
+                continue
             self._pieces.rewrite(keys.schema, keys, known.progress(topic))
             self._pieces.record(topic, known.shapes[topic], keys.prefix)
         self._transactions.settle(self._transactions.set({"projection": projection.encode()}), self._transactions.remove("former"))
@@ -212,7 +215,7 @@ class _Pieces:
 
     def write(self, topic: str, rows: Iterable[pa.RecordBatch], keys: TableKeys, until: Position | None = None) -> Found:
         """``until``: the position of the change that asks for it."""
-        return self._writing.rewrite(self._known.chain(topic), rows, keys, form_of(self._known.projection), until)
+        return self._writing.rewrite(self._known.chain(topic), rows, keys, form_of(self._known.projection, keys.schema), until)
 
     def end_letters(self, topic: str, position: Position) -> None:
         """A change of the table as a whole leaves none of its dead letters."""

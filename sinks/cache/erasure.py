@@ -34,7 +34,7 @@ def erase(store: str, server: Server, transactions: RedisTransactions) -> None:
         ways.clear()
         for way in ways_of(fields):
             with suppress(ConfigError):
-                ways.append((bind(way.projection.key, way.schema), form_of(way.projection)))
+                ways.append((bind(way.projection.of(way.schema).key, way.schema), form_of(way.projection, way.schema)))
         return [command("HSET", key, "log", "")] if fields else None
 
     def only_while_nobody_s(*commands: bytes) -> None:

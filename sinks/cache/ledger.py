@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import astuple, dataclass, field
+from typing import Any, Final
 
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
+from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
 from sinks.cache.fence import Seen
 from sinks.contract import Shape
@@ -46,6 +47,26 @@ def letters_of(store: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class TableRule:
+    """How the rows of the tables of a pattern become keys and values; None: as the store's other tables do."""
+
+    pattern: str
+    key: str | None = None
+    value: str | None = None
+    ttl_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableProjection:
+    """How a table's rows become keys and values."""
+
+    key: str
+    value: str
+    ttl_ms: int = 0
+    """A row lives so long from the commit of its last change; 0: until it is deleted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Projection:
     """How a row becomes a key and its value."""
 
@@ -53,14 +74,26 @@ class Projection:
     value: str
     shown: str = ""
     """What values look like beside that (``sinks.cache.values.shown``); empty: as they did before there were such rules."""
+    tables: tuple[TableRule, ...] = ()
+    """What is said of single tables; of several that match, the last that says anything counts."""
+
+    def of(self, schema: TopicSchema) -> TableProjection:
+        """How this table's rows become keys and values."""
+        mine = [one for one in self.tables if matches((one.pattern,), schema)]
+        key = next((one.key for one in reversed(mine) if one.key is not None), self.key)
+        value = next((one.value for one in reversed(mine) if one.value is not None), self.value)
+        return TableProjection(key, value, next((one.ttl_ms for one in reversed(mine) if one.ttl_ms is not None), 0))
 
     def encode(self) -> str:
-        return json.dumps({"key": self.key, "value": self.value, "shown": self.shown}, sort_keys=True, ensure_ascii=False)
+        raw: dict[str, Any] = {"key": self.key, "value": self.value, "shown": self.shown}
+        if self.tables:
+            raw["tables"] = [astuple(one) for one in self.tables]
+        return json.dumps(raw, sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def decode(cls, text: str) -> Projection:
         raw = json.loads(text)
-        return cls(raw["key"], raw["value"], raw.get("shown", ""))
+        return cls(raw["key"], raw["value"], raw.get("shown", ""), tuple(TableRule(*one) for one in raw.get("tables", ())))
 
 
 @dataclass(frozen=True, slots=True)

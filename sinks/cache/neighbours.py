@@ -95,7 +95,8 @@ def _claims(server: Server, store: str) -> Iterator[Claim]:
         for topic in (*held.prefixes, *held.left):
             for shapes in (held.shapes, held.coming):
                 with suppress(ConfigError, KeyError):
-                    yield Claim(held.log, bind(projection.key, shapes[topic].schema), topic in held.left)
+                    schema = shapes[topic].schema
+                    yield Claim(held.log, bind(projection.of(schema).key, schema), topic in held.left)
 
 
 def _forget(client: redis.Redis, name: str, field: str) -> None:

@@ -1,15 +1,59 @@
-"""The options of ``[stores.NAME]`` with ``kind = "redis"``."""
+"""The options of ``[stores.NAME]`` with ``kind = "redis"``, and of its tables."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal, cast
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 
-from cdc.settings.models import StoreOptions
+from cdc.model.selection import matches
+from cdc.settings.models import StoreOptions, StoreTables, TableOptions
 from sinks.cache.keytemplate import DEFAULT
+from sinks.cache.ledger import TableRule
+
+_UNITS: Final[Mapping[str, int]] = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_LONGEST_MS: Final = 100 * 366 * 86_400_000
+
+
+class CacheTable(TableOptions):
+    """``[stores.NAME.tables."schema.table"]`` of a cache."""
+
+    key: str | None = None
+    """As of the store, for these tables."""
+    value: Literal["json", "hash"] | None = None
+    """As of the store, for these tables."""
+    ttl: int | str | None = None
+    """A row's key expires so long after the commit of the row's last change: seconds, or a text such as `"90s"`, `"15m"`, `"12h"`, `"7d"`. Left out: never."""
+    publish: str | None = Field(None, min_length=1)
+    """A channel on which each key is published that was written or deleted, at least once, in the transaction that does it."""
+
+    @field_validator("ttl", mode="before")
+    @classmethod
+    def _is_a_time(cls, ttl: Any) -> Any:
+        if ttl is not None and not 0 < _milliseconds(ttl) <= _LONGEST_MS:
+            raise ValueError('is not a time; write seconds, or a text such as "90s", "15m", "12h" or "7d"')
+        return ttl
+
+    @property
+    def ttl_ms(self) -> int | None:
+        return None if self.ttl is None else _milliseconds(self.ttl)
+
+
+def _milliseconds(ttl: Any) -> int:
+    """0 for what is not a time."""
+    if isinstance(ttl, int) and not isinstance(ttl, bool):
+        return ttl * 1000
+    found = re.fullmatch(r"([1-9][0-9]{0,11})(ms|s|m|h|d)", ttl) if isinstance(ttl, str) else None
+    return 0 if found is None else int(found[1]) * _UNITS[found[2]]
+
+
+class CacheTables(StoreTables):
+    """``tables`` of a cache."""
+
+    __pydantic_extra__: dict[str, CacheTable] = Field(init=False)  # type: ignore[assignment]  # nobody adds to it
 
 
 class Options(StoreOptions):
@@ -19,6 +63,8 @@ class Options(StoreOptions):
     plain_schemes: ClassVar[Mapping[str, str]] = {"redis": "rediss"}
     example = ("cache", 'url = "redis://127.0.0.1:6379/0"')
 
+    held: CacheTables = Field(CacheTables(), alias="tables")
+    """As in every store."""
     url: SecretStr
     """`redis://` or `rediss://`, which is TLS, verified. It may hold user and password."""
     username: str | None = None
@@ -39,7 +85,23 @@ class Options(StoreOptions):
 
     @property
     def keys_apart(self) -> bool:
-        return self.value == "json"  # a hash without a field does not exist
+        # A hash without a field does not exist.
+        return self.value != "hash" and all(one.value != "hash" for one in self._of_tables.values())
+
+    @property
+    def table_rules(self) -> tuple[TableRule, ...]:
+        """How the rows of single tables become keys and values, where it is said of them."""
+        rules = (TableRule(pattern, one.key, one.value, one.ttl_ms) for pattern, one in self._of_tables.items())
+        return tuple(one for one in rules if one != TableRule(one.pattern))
+
+    def channel(self, topic: str) -> bytes:
+        """Where this topic's keys are published; empty: nowhere."""
+        said = [one.publish for pattern, one in self._of_tables.items() if one.publish is not None and matches((pattern,), topic)]
+        return said[-1].encode() if said else b""
+
+    @property
+    def _of_tables(self) -> Mapping[str, CacheTable]:
+        return cast(Mapping[str, CacheTable], self.held.options)
 
     @property
     def server_url(self) -> SecretStr:

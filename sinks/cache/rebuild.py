@@ -99,7 +99,7 @@ class CacheRebuild:
         for came in topic.rows():
             rows = _at_their_own(came)
             live.add(keys.texts(rows))
-            dead = self.writing.rewrite(chain, [rows], keys, form_of(known.projection))
+            dead = self.writing.rewrite(chain, [rows], keys, form_of(known.projection, shape.schema))
             outcome += Outcome(len(rows) - len(dead), 0, tuple(letter.as_outcome() for letter in dead))
         return outcome
 
@@ -114,7 +114,7 @@ class CacheRebuild:
     def _sweep(self, way: Way, live: LiveNames) -> None:
         """Takes every row away that stands there in this way and is not live."""
         with suppress(ConfigError):  # it never named a row of this table
-            keys, form = bind(way.projection.key, way.schema), form_of(way.projection)
+            keys, form = bind(way.projection.of(way.schema).key, way.schema), form_of(way.projection, way.schema)
             told = False
             for names in rowreader.scanned(self.server, keys.prefix):
                 _, found = rowreader.read(self.server, self.known.store, way.schema.topic, names, form)

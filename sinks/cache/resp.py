@@ -6,6 +6,8 @@ A *part* is one transaction's bytes up to, and without, its EXEC, which is sent 
     WATCH ledger / HMGET ledger … / MULTI  the look at the ledger
     DEL key …                              deleted rows; with hashes every row, as nothing else takes away what stood there before
     MSET key value …                       or, with hashes, HSET key field value … for each row
+    PEXPIREAT key ms …                     where rows expire
+    PUBLISH channel key …                  where a channel is named
     HSET ledger … progress                 missing in a part that moves nothing
 
 An HSET leaves fields that it does not name, a time to live, and a key of another type as they are: a former store's, or another program's. After the
@@ -42,6 +44,7 @@ _DOLLAR: Final = 36
 _DEL: Final = np.frombuffer(bulk(b"DEL"), np.uint8)
 _MSET: Final = np.frombuffer(bulk(b"MSET"), np.uint8)
 _HSET: Final = np.frombuffer(bulk(b"HSET"), np.uint8)
+_PEXPIREAT: Final = np.frombuffer(bulk(b"PEXPIREAT"), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Frame:
     """WATCH, the questions to the ledger, MULTI."""
     move: bytes
     """The last command up to the new progress; empty when the parts move nothing."""
+    channel: bytes = b""
+    """Where each key is published that is written or deleted; empty: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,8 @@ class RowFrames:
     gone: npt.NDArray[np.uint8]
     positions: npt.NDArray[np.int64]
     items: npt.NDArray[np.int64] | None = None
+    expire_at: npt.NDArray[np.int64] | None = None
+    """When each key expires (ms since 1970); None: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,12 @@ def parts_of(frame: Frame, rows: RowFrames, limits: Limits) -> list[RequestPart]
         return []
     head, move = (np.frombuffer(text, np.uint8) for text in (EXEC + frame.look, frame.move))
     items = _NO_FIELDS if rows.items is None else rows.items
+    expire_at = _NO_FIELDS if rows.expire_at is None else rows.expire_at
+    told = np.frombuffer(bulk(b"PUBLISH") + bulk(frame.channel) if frame.channel else b"", np.uint8)
     texts = 2 * len(rows.keys.data) + len(rows.values.data) + count * (3 * _ITEM_BYTES + _COMMAND_BYTES)
+    for further in (expire_at, told):
+        if len(further):
+            texts += len(rows.keys.data) + count * (2 * _ITEM_BYTES + 2 * _COMMAND_BYTES + len(told))
     per_part = len(head) + len(move) + 4 * _COMMAND_BYTES
     out = BUFFERS.take(texts + count * per_part)  # an upper bound; pages never written cost nothing
     slots = np.empty(_power_of_two(_SLOTS_PER_ROW * min(limits.rows, count)), np.int64)
@@ -98,10 +110,10 @@ def parts_of(frame: Frame, rows: RowFrames, limits: Limits) -> list[RequestPart]
         out,
         slots,
         (rows.keys.data, rows.keys.offsets),
-        (rows.values.data, rows.values.offsets, items),
+        (rows.values.data, rows.values.offsets, items, expire_at),
         rows.gone,
         rows.positions,
-        (head, move),
+        (head, move, told),
         (limits.rows, limits.bytes),
     )
     view = memoryview(out.data)
@@ -243,8 +255,8 @@ def _mark_last(slots: Any, data: Any, offsets: Any, first: int, end: int, writte
 def _write_parts(out: Any, slots: Any, keys: Any, values: Any, gone: Any, positions: Any, frame: Any, limits: Any) -> Any:
     """Returns an int64 row per part: its end in ``out``, how many commands it queues, and the position of its last row."""
     key_data, key_offsets = keys
-    value_data, value_offsets, items = values
-    head, move = frame
+    value_data, value_offsets, items, expire_at = values
+    head, move, told = frame
     rows_max, bytes_max = limits
     hashes = len(items) > 0
     rows = len(key_offsets) - 1
@@ -288,6 +300,22 @@ def _write_parts(out: Any, slots: Any, keys: Any, values: Any, gone: Any, positi
                     at = copied(out, at, _HSET, 0, len(_HSET))
                     at = _put_item(out, at, key_data, key_offsets, row)
                     at = copied(out, at, value_data, value_offsets[row], value_offsets[row + 1] - value_offsets[row])
+                    commands += 1
+        if put > 0 and len(expire_at) > 0:
+            for row in range(first, end):
+                if written[row] and not gone[row]:
+                    at = _put_size(out, at, _STAR, 3)
+                    at = copied(out, at, _PEXPIREAT, 0, len(_PEXPIREAT))
+                    at = _put_item(out, at, key_data, key_offsets, row)
+                    at = _put_size(out, at, _DOLLAR, _width(expire_at[row]))
+                    at = _put_line(out, at, expire_at[row])
+                    commands += 1
+        if len(told) > 0:
+            for row in range(first, end):
+                if written[row]:
+                    at = _put_size(out, at, _STAR, 3)
+                    at = copied(out, at, told, 0, len(told))
+                    at = _put_item(out, at, key_data, key_offsets, row)
                     commands += 1
         if len(move) > 0:
             at = copied(out, at, move, 0, len(move))

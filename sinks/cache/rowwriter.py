@@ -55,8 +55,10 @@ class _Making:
 class Rowwriter:
     """The writer of one sink's rows."""
 
-    def __init__(self, letters: CacheLetters, transactions: RedisTransactions) -> None:
+    def __init__(self, letters: CacheLetters, transactions: RedisTransactions, channel_of: Callable[[str], bytes]) -> None:
+        """``channel_of``: the channel where a table's keys are published; empty: nowhere."""
         self.letters = letters
+        self._channel_of = channel_of
         self._transactions = transactions
         self._beside: ThreadPoolExecutor | None = None
 
@@ -74,7 +76,7 @@ class Rowwriter:
         return self._write(chain, batches, _Making(keys, form, moves=False), until)
 
     def _write(self, chain: Chain, batches: Iterable[pa.RecordBatch], making: _Making, until: int | None = None) -> Found:
-        frame = self._transactions.frame(chain.topic, moves=making.moves)
+        frame = self._frame(chain, moves=making.moves)
         found: list[Letter] = []
         crashpoint("cache.write.begun")
         self._transactions.stream(chain, self._streamed(partial(self._parts, chain.topic, frame), batches, making, found), until)
@@ -89,7 +91,7 @@ class Rowwriter:
 
     def delete(self, chain: Chain, names: Iterable[Texts], until: int | None = None) -> None:
         """Takes these keys away, and leaves the table's progress where it is."""
-        frame = self._transactions.frame(chain.topic, moves=False)
+        frame = self._frame(chain, moves=False)
         self._transactions.stream(chain, (part for texts in names for part in deletions(frame, texts, LIMITS)), until)
 
     def set_aside(self, chain: Chain, fresh: pa.RecordBatch, reason: str) -> Outcome:
@@ -134,6 +136,9 @@ class Rowwriter:
         found += letters
         yield from parts
 
+    def _frame(self, chain: Chain, *, moves: bool) -> Frame:
+        return self._transactions.frame(chain.topic, moves=moves, channel=self._channel_of(chain.topic))
+
     def _thread(self) -> ThreadPoolExecutor:
         if self._beside is None:
             self._beside = ThreadPoolExecutor(1, "cache-rows")
@@ -146,7 +151,7 @@ class Rowwriter:
         gone = batch.column(OP).to_numpy() == int(Op.DELETE)
         gone[list(reasons)] = True
         commands, letters = self._lettered(topic, positions, names, reasons) if making.lettered else ([], ())
-        rows = RowFrames(names, written.texts, gone.astype(np.uint8), positions, written.items)
+        rows = RowFrames(names, written.texts, gone.astype(np.uint8), positions, written.items, written.expire_at)
         first = [self._transactions.part(topic, commands)] if commands else []
         return [*first, *parts_of(frame, rows, LIMITS)], letters
 

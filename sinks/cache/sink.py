@@ -6,12 +6,14 @@ What a reader finds under a key is the row and nothing else (``sinks.cache.value
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
@@ -20,9 +22,9 @@ from cdc.log.contract import LogReader, Topic, selected
 from cdc.model.batch import ALONE, OP, POSITION, topic_schema
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import START, ZERO_CUT, Cut, Position
-from cdc.model.selection import matches
+from cdc.model.selection import matches, named
 from cdc.model.topic import TopicSchema
-from sinks.cache import erasure, ledger, neighbours, resp, rowreader, rowscan
+from sinks.cache import erasure, expiry, ledger, neighbours, resp, rowreader, rowscan
 from sinks.cache.barriers import CacheBarriers
 from sinks.cache.fence import FenceAnswer, Writer, answer
 from sinks.cache.ledger import CacheLedger, Projection
@@ -51,12 +53,12 @@ class CacheSink:
     def __init__(self, name: str, options: Options) -> None:
         self.name = name
         self._options = options
-        self._projection = Projection(options.key, options.value, shown(options.as_rules))
+        self._projection = Projection(options.key, options.value, shown(options.as_rules), options.table_rules)
         self._choices = Choices(name, options.as_rules)
         self._server = Server(name, options)
         self._transactions = RedisTransactions(name, self._server)
         self._letters = CacheLetters(name, self._server, self._transactions)
-        self._writing = Rowwriter(self._letters, self._transactions)
+        self._writing = Rowwriter(self._letters, self._transactions, options.channel)
         self._log: LogReader | None = None
         self._known = CacheStanding(name, self._projection)
         self._epoch: int | None = None
@@ -249,6 +251,10 @@ class CacheSink:
     def foresee(self, schemas: Sequence[TopicSchema]) -> None:
         """Raises ConfigError when the keys of these tables, which are to come, cannot be named, or cannot be told apart."""
         self._choices.foresee(schemas)
+        for pattern in named(list(self._options.held.options)):
+            if not any(matches((pattern,), schema) for schema in schemas):
+                hint = f"tables: {', '.join(schema.topic for schema in schemas) or 'none'}"
+                raise ConfigError(f'stores.{self.name}.tables."{pattern}": no such table is captured', hint=hint)
         now = CacheStanding(self.name, self._projection)
         held = self._known.prefixes if self._known.projection == self._projection else {}
         found = [now.check(schema, held) for schema in schemas]
@@ -268,14 +274,24 @@ class CacheSink:
             return f'every key is written again under key = "{wanted.key}", and deleted under "{held.key}"'
         if held.value != wanted.value:
             return f"every value is written again as {wanted.value}, until now {held.value}"
+        if held.tables != wanted.tables:
+            return "every row whose `key`, `value` or `ttl` is said otherwise is written again"
         return "every value is written again, as its columns are shown otherwise"
 
     def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
         schema = topic_schema(rows.schema)
         names = CacheStanding(self.name, self._projection).check(schema).texts(rows).to_array().to_pylist()
-        form = form_of(self._projection)
-        for key, value in zip(names, form.shown(rows, schema), strict=True):
-            yield {"command": form.command, "key": key.decode(), "value": value}
+        form, channel = form_of(self._projection, schema), self._options.channel(schema.topic).decode()
+        expire_at = form.write(rows, schema).expire_at
+        for at, (key, value) in enumerate(zip(names, form.shown(rows, schema), strict=True)):
+            expires = {} if expire_at is None else {"expires": _moment(int(expire_at[at]))}
+            yield {
+                "command": form.command,
+                "key": key.decode(),
+                "value": value,
+                **expires,
+                **({"publish": channel} if channel else {}),
+            }
 
     def shape(self, topic: str) -> Shape | None:
         if self._epoch is not None:
@@ -308,7 +324,7 @@ class CacheSink:
             self._make_room(schema)
         if not known.holds(schema.topic):
             return self._writing.set_aside(chain, fresh, known.aside[schema.topic])
-        dead = self._writing.write(chain, fresh, known.keys(schema), self._form)
+        dead = self._writing.write(chain, fresh, known.keys(schema), self._form(schema))
         return Outcome(len(fresh) - len(dead), 0, tuple(letter.as_outcome() for letter in dead))
 
     # -- dead letters (``sinks.deadletters.LetterBox``) ---------------------------------------------------------------
@@ -330,7 +346,7 @@ class CacheSink:
         schema, known = topic_schema(row.schema), self._known
         if not known.holds(schema.topic):
             return known.aside.get(schema.topic, "the store does not hold the table")
-        return self._writing.put(known.chain(schema.topic), row, known.keys(schema), self._form)
+        return self._writing.put(known.chain(schema.topic), row, known.keys(schema), self._form(schema))
 
     def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
         return name_texts(self._known.keys(schema).texts_of_keys(keys))
@@ -340,26 +356,26 @@ class CacheSink:
             raise StoreError(f"store {self.name} is open for reading only", retryable=False)
         return CacheBarriers(self._log, self._known, self._transactions, self._writing, self._server)
 
-    @property
-    def _form(self) -> Form:
-        return form_of(self._known.projection)
+    def _form(self, schema: TopicSchema) -> Form:
+        return form_of(self._known.projection, schema)
 
     def make_visible(self) -> None: ...
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def as_held(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
-        return self._form.meant(rows, schema)
+        return self._form(schema).meant(rows, schema)
 
     def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
         try:
             keys = self._known.keys(schema)
         except ConfigError:
             return  # its rows are set aside
-        for page in rowscan.pages(self._server, self.name, keys, self._form):
+        form = self._form(schema)
+        for page in rowscan.pages(self._server, self.name, keys, form):
             for log in page.log:
                 self._refuse_lost(log)
-            yield rowreader.own_rows(page.names, page.found.rows, page.there & ~page.found.left, keys, self._form)
+            yield rowreader.own_rows(page.names, page.found.rows, page.there & ~page.found.left, keys, form)
             for start in range(0, len(left := page.names.filter(pa.array(page.there & page.found.left))), rowreader.READ_KEYS):
                 yield self._rows(left.slice(start, rowreader.READ_KEYS).to_pylist(), schema)
 
@@ -375,9 +391,17 @@ class CacheSink:
 
     def _rows(self, names: Sequence[bytes], schema: TopicSchema) -> pa.RecordBatch:
         """Rows and the ledger at one moment, so that nothing is taken for missing that was lost since the store was opened."""
-        seen, found = rowreader.read(self._server, self.name, schema.topic, names, self._form)
+        seen, found = rowreader.read(self._server, self.name, schema.topic, names, self._form(schema))
         self._refuse_lost(seen[0])
-        return rowreader.rows_of(names, found, self._known.keys(schema), self._form)[1]
+        return rowreader.rows_of(names, found, self._known.keys(schema), self._form(schema))[1]
+
+    def expired(self, keys: pa.RecordBatch, schema: TopicSchema) -> npt.NDArray[np.bool_]:
+        """See ``sinks.contract.Expiring``."""
+        ttl_ms, log = self._known.projection.of(schema).ttl_ms, self._log
+        topic = None if log is None else next((one for one in log.topics() if one.name == schema.topic), None)
+        if not ttl_ms or log is None or topic is None or not plain_key(schema):
+            return np.zeros(keys.num_rows, np.bool_)
+        return expiry.expired(log, topic, self._known, self.named(keys, schema), ttl_ms)
 
     def _refuse_lost(self, log: bytes | None) -> None:
         """``log``: the ledger's, at the moment at which rows were read."""
@@ -387,6 +411,10 @@ class CacheSink:
     def close(self) -> None:
         self._writing.close()
         self._server.close()
+
+
+def _moment(ms: int) -> str:
+    return dt.datetime.fromtimestamp(ms / 1000, dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _texts(found: Mapping[Any, Any]) -> dict[str, str]:

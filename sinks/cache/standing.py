@@ -63,7 +63,7 @@ class CacheStanding:
         """Raises ConfigError when the template cannot name the table's rows."""
         which = (projection or self.projection, schema)
         if which not in self._bound:
-            self._bound[which] = bind(which[0].key, schema)
+            self._bound[which] = bind(which[0].of(schema).key, schema)
         return self._bound[which]
 
     def check(self, schema: TopicSchema, prefixes: dict[str, str] | None = None) -> TableKeys:
@@ -78,7 +78,8 @@ class CacheStanding:
 
 def _prefix(held: CacheLedger, topic: str) -> str | None:
     try:
-        return bind(held.projection.key, held.shapes[topic].schema).prefix
+        schema = held.shapes[topic].schema
+        return bind(held.projection.of(schema).key, schema).prefix
     except ConfigError:
         return None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from cdc.log.contract import LogReader
-from cdc.model.batch import POSITION, topic_schema
+from cdc.model.batch import POSITION, TS, topic_schema
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
 from sinks.cache.keytemplate import TableKeys
@@ -31,9 +31,12 @@ def names(log: LogReader, keys: TableKeys, base: Base, upto: Position) -> Iterat
 
 
 def rows(log: LogReader, shape: TopicSchema, upto: Position) -> Iterator[pa.RecordBatch]:
-    """The table's rows as of ``upto``, under this definition, as reads at the positions of the changes that brought them."""
+    """The table's rows as of ``upto``, under this definition, as reads at the positions, and of the times, of the changes that brought them."""
     for own, batch in rows_and_under(log, shape, upto, upto):
-        yield batch.set_column(0, batch.schema.field(0), own.column(POSITION))
+        for name in (POSITION, TS):
+            at = batch.schema.names.index(name)
+            batch = batch.set_column(at, batch.schema.field(at), own.column(name))
+        yield batch
 
 
 def same_names(old: TableKeys, new: TableKeys) -> bool:

@@ -72,11 +72,11 @@ class RedisTransactions:
     def progress(self, chain: Chain) -> int:
         return max(self.position, chain.upto)
 
-    def frame(self, topic: str, *, moves: bool) -> Frame:
-        """Around a table's parts."""
+    def frame(self, topic: str, *, moves: bool, channel: bytes = b"") -> Frame:
+        """Around a table's parts. ``channel``: where its keys are published."""
         look = command("WATCH", self._key) + command("HMGET", self._key, *ledger.LOOK, f"at:{topic}") + MULTI
         move = command("HSET", self._key, "epoch", self.writer.epoch, f"at:{topic}", "").removesuffix(_NOTHING)
-        return Frame(look, move if moves else b"")
+        return Frame(look, move if moves else b"", channel)
 
     def part(self, topic: str, commands: Commands, upto: int | None = None) -> RequestPart:
         """A part of a few commands."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, Protocol
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import redis
 
+from cdc.model.batch import TS
 from cdc.model.display import AsRules
 from cdc.model.topic import TopicSchema
 from sinks.cache.answerkernels import NOTHING, hash_members, line_at, texts_at
@@ -42,6 +44,8 @@ class Written:
 
     texts: Texts
     items: npt.NDArray[np.int64] | None = None
+    expire_at: npt.NDArray[np.int64] | None = None
+    """When each row's key expires (ms since 1970); None: never."""
 
 
 class Form(Protocol):
@@ -92,14 +96,27 @@ class Form(Protocol):
         ...
 
 
-class Json:
+class _Lasting:
+    """``ttl_ms``: how long a row lives from the commit of its last change; 0: until it is deleted."""
+
+    def __init__(self, choices: Choices, ttl_ms: int = 0) -> None:
+        self._choices = choices
+        self._ttl_ms = ttl_ms
+
+    def _expire_at(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
+        """By the commit and not by the write: written again, from the log or for another form, a row expires when it would have."""
+        if not self._ttl_ms:
+            return None
+        commits = batch.column(TS).cast(pa.int64()).fill_null(time.time_ns() // 1000)
+        found: npt.NDArray[np.int64] = commits.to_numpy() // 1000 + self._ttl_ms
+        return found
+
+
+class Json(_Lasting):
     command = "SET"
 
     def shown(self, batch: pa.RecordBatch, schema: TopicSchema) -> list[str]:
         return [value.decode() for value in self.write(batch, schema).texts.to_array().to_pylist()]
-
-    def __init__(self, choices: Choices) -> None:
-        self._choices = choices
 
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.get(name)
@@ -124,7 +141,7 @@ class Json:
         return there, rows_of_members(document_members(data, starts, stops, labels), schema, labels, style)
 
     def write(self, batch: pa.RecordBatch, schema: TopicSchema) -> Written:
-        return Written(plain_documents(batch, schema, self._choices.style(schema)))
+        return Written(plain_documents(batch, schema, self._choices.style(schema)), expire_at=self._expire_at(batch))
 
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_document(value) for value in values]
@@ -139,7 +156,7 @@ class Json:
         return meant_rows(rows, schema, self._choices.style(schema))
 
 
-class Hash:
+class Hash(_Lasting):
     command = "HSET"
 
     def shown(self, batch: pa.RecordBatch, schema: TopicSchema) -> list[str]:
@@ -150,9 +167,6 @@ class Hash:
                 if there[row]:
                     found[row][_name_of(member)] = text.decode()
         return [json.dumps(row, ensure_ascii=False) for row in found]
-
-    def __init__(self, choices: Choices) -> None:
-        self._choices = choices
 
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.hgetall(name)
@@ -187,7 +201,7 @@ class Hash:
             )
             for member, texts in fields(batch, schema, self._choices.style(schema))
         ]
-        return Written(*fields_of(named, len(batch)))
+        return Written(*fields_of(named, len(batch)), self._expire_at(batch))
 
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_fields(value) for value in values]
@@ -216,12 +230,18 @@ def shown(rules: AsRules) -> str:
     return json.dumps({"rules": RULES, "as": [[pattern, dict(columns)] for pattern, columns in rules]}, ensure_ascii=False)
 
 
+def form_of(projection: Projection, schema: TopicSchema) -> Form:
+    """The form of a table's values."""
+    own = projection.of(schema)
+    return _form(own.value, projection.shown, own.ttl_ms)
+
+
 @lru_cache(maxsize=64)
-def form_of(projection: Projection) -> Form:
-    """The form of a projection's values."""
-    rules = json.loads(projection.shown)["as"] if projection.shown else []
+def _form(value: str, looks: str, ttl_ms: int) -> Form:
+    """``looks``: a projection's ``shown``."""
+    rules = json.loads(looks)["as"] if looks else []
     choices = Choices("", tuple((pattern, columns) for pattern, columns in rules))
-    return Hash(choices) if projection.value == "hash" else Json(choices)
+    return Hash(choices, ttl_ms) if value == "hash" else Json(choices, ttl_ms)
 
 
 def _document(value: Any) -> Fields | None:

@@ -59,6 +59,12 @@ class Style:
     """Column → what the configuration asks for."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Column → the name that it has in the document, where that is not its own."""
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    """Column → what its values become, where that follows neither from its type nor from ``as_``."""
+
+    def kind(self, column: TopicField) -> Kind:
+        """The kind of JSON that the column's values become."""
+        return self.kinds.get(column.name) or kind_of(column, self.as_.get(column.name))
 
 
 EXACT: Final = Style()
@@ -126,7 +132,7 @@ def _shown(schema: TopicSchema, style: Style) -> Sequence[tuple[TopicField, Kind
     for column in schema.fields:
         if not column.shown:
             continue
-        kind = kind_of(column, style.as_.get(column.name))
+        kind = style.kind(column)
         null = ABSENT if kind in JSON_KINDS else NULL
         label = label_of(place_of(column, style)[-1])
         found.append((column, kind, label, _encoder(column.type, kind, style.doubles, key=column.key), null))

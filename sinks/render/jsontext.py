@@ -10,7 +10,7 @@ import pyarrow as pa
 from cdc.model.topic import TopicSchema
 from sinks.contract import audit_schema
 from sinks.render.jsonrows import EXACT, Style, place_of
-from sinks.render.kinds import JSON_KINDS, Kind, Leaf, kind_of
+from sinks.render.kinds import JSON_KINDS, POINTS, Kind, Leaf
 from sinks.render.literals import is_number, literal
 from sinks.render.meaning import held_column, meant
 from sinks.render.meaning import parse as parse
@@ -27,7 +27,7 @@ def row_texts(documents: Sequence[Mapping[str, Any]], schema: TopicSchema, style
         if not column.shown:
             columns.append(pa.nulls(len(documents), pa.utf8()))
             continue
-        (*way, label), kind = place_of(column, style), kind_of(column, style.as_.get(column.name))
+        (*way, label), kind = place_of(column, style), style.kind(column)
         around = [inside(document, way) for document in documents] if way else documents
         there = [label in document if kind in JSON_KINDS else document.get(label) is not None for document in around]
         values = [document[label] for document, has in zip(around, there, strict=True) if has]
@@ -61,7 +61,7 @@ def may_be_row(document: Mapping[str, Any], schema: TopicSchema, style: Style = 
                 yield at
 
     found = set(places(document))
-    only_json = all(kind_of(column, style.as_.get(column.name)) in JSON_KINDS for column in shown)
+    only_json = all(style.kind(column) in JSON_KINDS for column in shown)
     return found <= may and (bool(found) or only_json)
 
 
@@ -78,7 +78,7 @@ def meant_rows(rows: pa.RecordBatch, schema: TopicSchema, style: Style = EXACT) 
     """Rows of Postgres's text as what ``row_texts`` gives for the documents that hold them; columns that are not the table's as they are."""
     columns = dict(zip(rows.schema.names, rows.columns, strict=True))
     for column in schema.fields:
-        kind = kind_of(column, style.as_.get(column.name))
+        kind = style.kind(column)
         columns[column.name] = meant(columns[column.name], column, kind, doubles=style.doubles)
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)) if columns else rows
 
@@ -91,7 +91,7 @@ def from_fields(fields: Mapping[str, str], schema: TopicSchema, style: Style = E
         if column.path and label in fields:
             document[label] = parse(fields[label])
         elif label in fields:
-            document[label] = _from_field(fields[label], kind_of(column, style.as_.get(column.name)))
+            document[label] = _from_field(fields[label], style.kind(column))
     return document
 
 
@@ -102,7 +102,7 @@ def _from_field(text: str, kind: Kind) -> Any:
         return parse(text) if is_number(text) else text
     if kind is Leaf.BOOL:
         return {"true": True, "false": False}.get(text, text)
-    return text if (isinstance(kind, Leaf) and kind is not Leaf.POINT) or text[:1] not in ("{", "[") else _parsed_or_text(text)
+    return text if (isinstance(kind, Leaf) and kind not in POINTS) or text[:1] not in ("{", "[") else _parsed_or_text(text)
 
 
 def _parsed_or_text(text: str) -> Any:

@@ -26,6 +26,7 @@ class Leaf(Enum):
     JSONB = "itself, and no name comes twice in an object"
     LOOSE_JSON = "itself where it is JSON, else a string"
     POINT = '{"x": …, "y": …}'
+    GEO_POINT = '{"lon": …, "lat": …}: a point whose x is the longitude'
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Span:
 
 Kind = Leaf | List | Object | Pairs | Span
 
+POINTS: Final = frozenset((Leaf.POINT, Leaf.GEO_POINT))
 JSON_KINDS: Final = frozenset((Leaf.JSON, Leaf.JSONB, Leaf.LOOSE_JSON))
 
 _NUMBERS: Final = (

@@ -192,6 +192,11 @@ def _point(text: str, doubles: bool) -> str:
     return f'{{"x":{_number(x, doubles)},"y":{_number(y, doubles)}}}'
 
 
+def _geo_point(text: str, doubles: bool) -> str:
+    x, y = pgtext.point_coordinates(text)
+    return f'{{"lon":{_number(x, doubles)},"lat":{_number(y, doubles)}}}'
+
+
 _LEAVES: Final[dict[Leaf, Callable[[str, bool], str]]] = {
     Leaf.TEXT: lambda text, _: quoted(text),
     Leaf.NUMBER: _number,
@@ -203,4 +208,5 @@ _LEAVES: Final[dict[Leaf, Callable[[str, bool], str]]] = {
     Leaf.JSONB: _json,
     Leaf.LOOSE_JSON: _json,
     Leaf.POINT: _point,
+    Leaf.GEO_POINT: _geo_point,
 }

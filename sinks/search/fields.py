@@ -37,8 +37,9 @@ from sinks.render.jsonrows import (
     place_of,
 )
 from sinks.render.jsontext import inside
-from sinks.render.kinds import JSON_KINDS, Kind, Leaf, List, Object, Pairs, Span, kind_of
+from sinks.render.kinds import JSON_KINDS, POINTS, Kind, Leaf, List, Object, Pairs, Span, kind_of
 from sinks.render.texts import Texts, readonly
+from sinks.search import wishes
 from sinks.search.names import field_names
 
 UNINDEXED: Final = "_unindexed"
@@ -49,7 +50,7 @@ LEAF_BYTES_MAX: Final = 32_000
 """Lucene's longest term has 32,766 bytes; a flat_object's terms hold the whole path, and a few bytes more."""
 
 _LONE: Final = readonly(np.frombuffer(f'"{WRAPPED}"'.encode(), np.uint8).copy())
-_OPEN, _OPEN_LIST = ord("{"), ord("[")
+_OPEN, _OPEN_LIST, _CLOSE_LIST = ord("{"), ord("["), ord("]")
 
 Mask = npt.NDArray[np.bool_]
 
@@ -62,19 +63,28 @@ class Field(Enum):
     OBJECT = "objects with typed members"
     FLAT = "flat_object"
     FLAT_JSON = "flat_object of what may be no object"
+    OBJECTS = "objects, and arrays of objects"
+    VALUES = "single values, and arrays of them"
 
 
-def field_of(kind: Kind) -> Field:
-    """Arrays are indexed as their elements: OpenSearch has no type of its own for them."""
+def field_of(kind: Kind, wished: str | None = None) -> Field:
+    """Arrays are indexed as their elements: OpenSearch has no type of its own for them. ``wished``: the type that ``mapping`` says."""
     while isinstance(kind, List):
         kind = kind.element
+    if wished not in (None, "flat_object") and (kind in JSON_KINDS or isinstance(kind, Pairs | Object)):
+        return Field.OBJECTS if wished in wishes.HOLD_OBJECTS else Field.VALUES
     if kind in JSON_KINDS:
         return Field.FLAT_JSON
     if isinstance(kind, Pairs | Object):
         return Field.FLAT
-    if isinstance(kind, Span) or kind is Leaf.POINT:
+    if isinstance(kind, Span) or kind in POINTS:
         return Field.OBJECT
-    return Field.BOOLEAN if kind is Leaf.BOOL else Field.ANY
+    return Field.BOOLEAN if kind is Leaf.BOOL and wished in (None, "boolean") else Field.ANY
+
+
+def own_kinds(schema: TopicSchema, style: Style) -> dict[str, Kind]:
+    """The kind of each column's values without a wish: what a wish is compared with."""
+    return {column.name: kind_of(column, style.as_.get(column.name)) for column in schema.fields}
 
 
 def style_of(schema: TopicSchema, as_: Mapping[str, As]) -> Style:
@@ -82,7 +92,9 @@ def style_of(schema: TopicSchema, as_: Mapping[str, As]) -> Style:
     names = field_names(schema)
     if UNINDEXED in schema.names:
         names[UNINDEXED] = "%5F" + UNINDEXED[1:]
-    return Style(doubles=True, as_=as_, names=names)
+    points = [one.name for one in schema.fields if kind_of(one, as_.get(one.name)) is Leaf.POINT]
+    geo = [name for name in points if wishes.of(schema).get(name, wishes.NONE).type == wishes.GEO_POINT]
+    return Style(doubles=True, as_=as_, names=names, kinds=dict.fromkeys(geo, Leaf.GEO_POINT))
 
 
 def document_pieces(batch: pa.RecordBatch, schema: TopicSchema, style: Style) -> list[Piece]:
@@ -98,8 +110,9 @@ def sources(batch: pa.RecordBatch, schema: TopicSchema, style: Style) -> list[st
 
 def _placed(batch: pa.RecordBatch, schema: TopicSchema, style: Style) -> Iterator[Member]:
     beside: list[Member] = []
+    said = wishes.of(schema)
     for member in members(batch, schema, style):
-        field = field_of(member.kind)
+        field = field_of(member.kind, said.get(member.column.name, wishes.NONE).type)
         if field is Field.ANY:
             yield member
             continue
@@ -121,6 +134,10 @@ def _divided(member: Member, field: Field) -> tuple[Member, Member | None]:
     there = np.ones(len(texts), np.bool_) if member.states is None else member.states == VALUE
     wrapped = np.zeros(len(texts), np.bool_)
     refused = first == QUOTE if field is Field.BOOLEAN else (first != _OPEN) & (first != _OPEN_LIST)
+    if field is Field.VALUES:
+        refused = (first == _OPEN) | (first == _OPEN_LIST) & np.isin(_second_bytes(texts), (_OPEN, _OPEN_LIST))
+    if field is Field.OBJECTS:
+        refused |= (first == _OPEN_LIST) & ~np.isin(_second_bytes(texts), (_OPEN, _CLOSE_LIST))
     if field in (Field.FLAT, Field.FLAT_JSON):
         sizes, lone = leaf_sizes(texts.data, texts.offsets, _LONE)
         if field is Field.FLAT_JSON:
@@ -134,6 +151,14 @@ def _divided(member: Member, field: Field) -> tuple[Member, Member | None]:
     if not refused.any():
         return inside, None
     return inside, member._replace(texts=texts, quote=b"", states=np.where(refused, VALUE, ABSENT).astype(np.uint8))
+
+
+def _second_bytes(texts: Texts) -> npt.NDArray[np.uint8]:
+    """The second byte of each text; anything for one that has none."""
+    if len(texts.data) == 0:
+        return np.zeros(len(texts), np.uint8)
+    found: npt.NDArray[np.uint8] = texts.data[np.minimum(texts.offsets[:-1] + 1, len(texts.data) - 1)]
+    return found
 
 
 def _wrapped(texts: Texts, which: Mask) -> Texts:
@@ -170,8 +195,9 @@ def _together(document: dict[str, Any], kept: Mapping[str, Any], objects: bool) 
 @lru_cache(maxsize=1024)
 def flat_json_places(schema: TopicSchema, style: Style) -> tuple[tuple[str, ...], ...]:
     """The fields in which JSON may be wrapped."""
+    said = wishes.of(schema)
     return tuple(
         place_of(column, style)
         for column in schema.fields
-        if column.shown and field_of(kind_of(column, style.as_.get(column.name))) is Field.FLAT_JSON
+        if column.shown and field_of(style.kind(column), said.get(column.name, wishes.NONE).type) is Field.FLAT_JSON
     )

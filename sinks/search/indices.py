@@ -163,7 +163,7 @@ class Indices:
         """Makes the index, by default behind its alias. A second caller finds it there."""
         index = {
             "hidden": True,  # a pattern that matches it would find deleted rows; the alias does not
-            "mapping": {"total_fields": {"limit": mapping.fields_limit(schema)}},
+            "mapping.total_fields.limit": mapping.fields_limit(schema),
             **settings,
         }
         aliases: dict[str, Any] = {fence.new_writer(places): {"is_hidden": True}}

@@ -15,7 +15,9 @@ from cdc.model.structure import ArrayOf, MultirangeOf, RangeOf, Scalar, ScalarTy
 from cdc.model.topic import TopicField, TopicSchema
 from sinks.render.jsonrows import DELETED, Style, place_of
 from sinks.render.kinds import Leaf, kind_of, leaf_of
+from sinks.search import wishes
 from sinks.search.fields import UNINDEXED, Field, field_of
+from sinks.search.wishes import Wish
 
 KEYWORD_CHARACTERS_MAX: Final = 8191
 """Lucene takes terms of up to 32,766 bytes, a character has up to 4."""
@@ -34,6 +36,7 @@ _OWN_FIELDS: Final[Mapping[str, Any]] = {
 _KEYWORD: Final[Mapping[str, Any]] = {"type": "keyword", "ignore_above": KEYWORD_CHARACTERS_MAX}
 _DATE: Final[Mapping[str, Any]] = {"type": "date", "format": "strict_date_optional_time", "ignore_malformed": True}
 _DOUBLE: Final[Mapping[str, Any]] = {"type": "double", "ignore_malformed": True}
+_GEO_POINT: Final[Mapping[str, Any]] = {"type": wishes.GEO_POINT, **wishes.GUARDS[wishes.GEO_POINT]}
 _FULL: Final[Mapping[str, Any]] = {
     "type": "text",
     "fields": {"keyword": {"type": "keyword", "ignore_above": TEXT_KEYWORD_CHARACTERS_MAX}},
@@ -48,14 +51,24 @@ def mappings(schema: TopicSchema, style: Style) -> dict[str, Any]:
 def properties(schema: TopicSchema, style: Style) -> dict[str, Any]:
     """Field → its mapping, our own fields among them."""
     fields: dict[str, Any] = {**_OWN_FIELDS}
+    said = wishes.of(schema)
     for column in schema.fields:
         if column.shown:
             *way, name = place_of(column, style)
+            wish = said.get(column.name, wishes.NONE)
+            if wish.coordinate:
+                *way, name = way
             inner = fields
             for outer in way:
                 inner = inner.setdefault(outer, {"properties": {}})["properties"]
-            inner[name] = _field(column, style)
+            inner[name] = {**_GEO_POINT} if wish.coordinate else _wished_field(_field(column, style), wish)
     return fields
+
+
+def wished(schema: TopicSchema, style: Style) -> dict[str, Any]:
+    """Those of them of which the configuration says something."""
+    fields, said = properties(schema, style), wishes.of(schema)
+    return {name: fields[name] for name in dict.fromkeys(place_of(one, style)[0] for one in schema.fields if one.name in said)}
 
 
 def fields_limit(schema: TopicSchema) -> int:
@@ -81,6 +94,20 @@ def _contradicts(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> bool:
     if wanted.get("type", "object") != held.get("type", "object") or wanted.get("meta") != held.get("meta"):
         return True
     return bool(contradicted(wanted.get("properties", {}), held.get("properties", {})))
+
+
+def _wished_field(own: Mapping[str, Any], wish: Wish) -> dict[str, Any]:
+    """``own``: the field that the column's type makes."""
+    if wish.fragment is None:
+        return {**own}
+    usual = str(own.get("type", "object"))
+    wanted = str(wish.fragment.get("type", usual))
+    if wanted == usual:
+        return {**own, **wish.fragment}
+    if wanted in ("object", "nested"):
+        # What nobody has named does not make a dead letter: it is indexed as it comes or, beside named fields, kept and not searched.
+        return {"dynamic": "properties" not in wish.fragment, **wish.fragment}
+    return {**wishes.GUARDS.get(wanted, {}), **wish.fragment}
 
 
 def _field(column: TopicField, style: Style) -> dict[str, Any]:

@@ -20,13 +20,13 @@ by a process that has slept loses to the versions, and to the fence once its row
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field, SecretStr
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
@@ -35,7 +35,6 @@ from cdc.model.batch import ALONE, OP, POSITION, topic_schema
 from cdc.model.lineage import believed
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
-from cdc.settings.models import StoreOptions
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, TopicAsOf, Traits
 from sinks.deadletters import Letter
 from sinks.followedlog import Followed
@@ -43,7 +42,7 @@ from sinks.render import jsonrows
 from sinks.render.choices import Choices
 from sinks.render.rowtext import keys
 from sinks.retry import Fate
-from sinks.search import bulk, conditional, fields
+from sinks.search import bulk, conditional, fields, mapping, wishes
 from sinks.search.aside import Aside
 from sinks.search.barriers import SearchBarriers
 from sinks.search.conditional import Conflict
@@ -52,6 +51,7 @@ from sinks.search.indices import APART, Indices
 from sinks.search.ledger import Entry, SearchLedger
 from sinks.search.looks import StoreLooks
 from sinks.search.names import document_ids, places, shared
+from sinks.search.options import Options as Options
 from sinks.search.overview import Overview
 from sinks.search.purge import Purging
 from sinks.search.rebuild import SearchRebuild
@@ -59,41 +59,7 @@ from sinks.search.rows import Rows
 from sinks.search.standing import order
 from sinks.search.statements import Statements
 from sinks.search.tables import Tables
-from sinks.search.wire import Address, Cluster
-
-
-class Options(Address, StoreOptions):
-    """The options that only a search index has."""
-
-    renders = True
-    plain_schemes: ClassVar[Mapping[str, str]] = {"http": "https"}
-    example = ("search", 'url = "http://127.0.0.1:9200"')
-
-    index: str = "{schema}.{table}"
-    """The alias to search. A template under which two tables would share an index is refused."""
-    shards: int = Field(1, ge=1)
-    """Primary shards of a new index."""
-    replicas: int | None = Field(None, ge=0)
-    """Replicas of a new index; the cluster's own default when left out."""
-    refresh_interval: str = "1s"
-    """How often a new index makes changes visible to searches."""
-    request_bytes: int = Field(5_000_000, ge=1)
-    """Size of one bulk request, about."""
-    purge_after_s: float = Field(120.0, ge=0)
-    """How long documents of deleted rows stay after their name was fenced; no request may live longer inside the cluster."""
-    dead_share_max: float = Field(0.1, ge=0, le=1)
-    """A batch of which a larger share cannot be held stops the store instead of filling the dead letters."""
-    workers_from_rows: int = Field(0, ge=0)
-    """As for every store. By default never: building requests is a small part of their cost, and two of them are under way at once
-    anyway. A cluster of several nodes may want Spark's workers."""
-
-    @property
-    def keys_apart(self) -> bool:
-        return True
-
-    @property
-    def server_url(self) -> SecretStr:
-        return self.url
+from sinks.search.wire import Cluster
 
 
 class SearchSink:
@@ -188,12 +154,16 @@ class SearchSink:
     def prepare(self, schema: TopicSchema) -> None:
         self._writes()
         self._choices.check(schema, self._tables.followed.log)
+        self._check_wishes(schema)
         self._tables.prepare(schema)
 
     def foresee(self, schemas: Sequence[TopicSchema]) -> None:
         """Raises ConfigError when two of these tables, which are to come, would have the same index, or when the configuration
         says something of a table or column that does not exist."""
         self._choices.foresee(schemas)
+        for schema in schemas:
+            self._check_wishes(schema)
+        self._index_settings()
         if (both := shared(self._options.index, schemas)) is not None:
             names = " and ".join(schema.topic for schema in both)
             raise ConfigError(
@@ -205,9 +175,17 @@ class SearchSink:
 
     def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
         schema = topic_schema(rows.schema)
-        index, ids = places(self._options.index, schema).alias, document_ids(keys(rows, schema)).to_pylist()
-        for identity, document in zip(ids, fields.sources(rows, schema, self._choices.style(schema)), strict=True):
-            yield {"index": index, "id": identity, "document": document}
+        self._check_wishes(schema)
+        style, chosen = self._choices.style(schema), self._options.further_settings
+        place = {"index": places(self._options.index, schema).alias}
+        said = {"settings": chosen, "mapping": mapping.wished(schema, style)}
+        place |= {name: json.dumps(one, ensure_ascii=False) for name, one in said.items() if one}
+        ids = document_ids(keys(rows, schema)).to_pylist()
+        for identity, document in zip(ids, fields.sources(rows, schema, style), strict=True):
+            yield {**place, "id": identity, "document": document}
+
+    def _check_wishes(self, schema: TopicSchema) -> None:
+        wishes.check(self.name, schema, fields.own_kinds(schema, self._choices.style(schema)))
 
     def shape(self, topic: str) -> Shape | None:
         return self._tables.shape(topic)
@@ -224,6 +202,7 @@ class SearchSink:
 
     def _taken(self, schema: TopicSchema, changes: pa.RecordBatch) -> Outcome:
         if changes.column(OP)[0].as_py() in ALONE:
+            self._check_wishes(schema)
             return self._barriers.carry_out(changes)
         place = self._tables.place(schema)
         positions = changes.column(POSITION).to_numpy()
@@ -333,7 +312,7 @@ class SearchSink:
         }
         if self._options.replicas is not None:
             found["number_of_replicas"] = self._options.replicas
-        return found
+        return {**found, **self._options.further_settings}
 
 
 def traits(options: Options) -> Traits:  # noqa: ARG001

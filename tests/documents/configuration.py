@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args, get_type_hints
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
@@ -49,7 +49,11 @@ def parts() -> dict[str, str]:
         "### Beside the sections\n\n" + _table([run_dir]),
         f"### `[stores.NAME]`, of every kind\n\n{table(StoreOptions)}",
         f'### `[stores.NAME.tables."schema.table"]`\n\n{table(TableOptions)}',
-        *(f'### `[stores.NAME]` with `kind = "{kind}"`\n\n{_of_kind(kind)}' for kind in KINDS if kind not in FOR_TESTS),
+        *(
+            f'### `[stores.NAME]` with `kind = "{kind}"`\n\n{_of_kind(kind)}{_of_tables(kind)}'
+            for kind in KINDS
+            if kind not in FOR_TESTS
+        ),
     ]
     return {"keys": "\n\n".join(keys)}
 
@@ -59,7 +63,23 @@ def _of_kind(kind: str) -> str:
     model = options_model(kind)
     common = StoreOptions.model_fields
     own = [name for name, field in model.model_fields.items() if name not in common or repr(field) != repr(common[name])]
+    own = [name for name in own if name != "held"]
     return table(model, own) if own else "Nothing of its own."
+
+
+def table_options(kind: str) -> type[TableOptions]:
+    """The options that a table has in a store of this kind."""
+    tables = options_model(kind).model_fields["held"].annotation
+    assert isinstance(tables, type)
+    found: type[TableOptions] = get_args(get_type_hints(tables)["__pydantic_extra__"])[1]
+    return found
+
+
+def _of_tables(kind: str) -> str:
+    """The options that only this kind of store has of a table, below its own."""
+    model = table_options(kind)
+    own = [name for name in model.model_fields if name not in TableOptions.model_fields]
+    return f'\n\nIn `[stores.NAME.tables."schema.table"]`:\n\n{table(model, own)}' if own else ""
 
 
 def table(model: type[BaseModel], names: Sequence[str] | None = None) -> str:

@@ -52,10 +52,6 @@ def test_the_page_about_changes_names_only_options_that_there_are(kind: str) -> 
     section = STORES.partition("## What does a change do?")[2].partition("\n## ")[0]
     rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ") and kind in line.split(" | ")[0]]
     named = {name for cells in rows for name in re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", cells[1]))}
-    known = {field.alias or name for name, field in options_model(kind).model_fields.items()} | {
-        "as",
-        "columns",
-        "exclude",
-        "rename",
-    }
+    models = (options_model(kind), configuration.table_options(kind))
+    known = {field.alias or name for model in models for name, field in model.model_fields.items()}
     assert named <= known, "docs/stores.md, What does a change do?"

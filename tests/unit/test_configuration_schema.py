@@ -89,13 +89,16 @@ def test_what_the_product_ships_and_writes_validates() -> None:
     assert len(tomllib.loads(uncommented)["stores"]) == 3
 
 
+_KINDS: Final = {"cache": {"kind": "redis", "url": "redis://127.0.0.1:6379/0"}}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_snippet_of_the_pages_validates(page: Path) -> None:
     for snippet in re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         raw = tomllib.loads(snippet)
         for name, store in raw.get("stores", {}).items():
             if "kind" not in store:  # a snippet may show a part of it
-                store |= {"kind": "opensearch", "url": "http://127.0.0.1:9200"}
+                store |= _KINDS.get(name, {"kind": "opensearch", "url": "http://127.0.0.1:9200"})
             assert name
         raw["source"] = {"dsn": "host=h", **raw.get("source", {})}
         assert wrong(raw, whole()) == []

@@ -17,7 +17,7 @@ from cdc.errors import ConfigError
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.evolution import Kind
-from cdc.model.pgtypes import INT8, NUMERIC, TEXT
+from cdc.model.pgtypes import FLOAT8, INT8, JSONB, NUMERIC, TEXT
 from cdc.model.position import Lsn
 from cdc.model.table import Column, Table
 from tests.contract.rows import Row, batch, schema
@@ -90,6 +90,36 @@ def test_the_page_shows_what_it_prints(preview: Callable[..., Result]) -> None:
     assert (shown.exit_code, shown.stdout) == (0, printed), shown.output
     without = said.replace('columns = ["id", "name", "address_city", "address_zip", "notes"]', 'exclude = ["cost"]')
     assert preview(*command.split(), said=without).stdout == printed, "exclude as its comment says"
+
+
+SHOPS = Table(
+    16801,
+    "public",
+    "shops",
+    (
+        Column("id", INT8, key=True, attnum=1),
+        Column("name", TEXT, attnum=2),
+        Column("latitude", FLOAT8, attnum=3),
+        Column("longitude", FLOAT8, attnum=4),
+        Column("opening_hours", JSONB, attnum=5),
+    ),
+)
+CAFE: Row = {"id": "1", "name": "Café Zoo", "latitude": "52.5", "longitude": "13.4", "opening_hours": '[{"day":"mon","from":9}]'}
+
+
+@pytest.mark.parametrize("heading", ["How do I shape a search index?", "How do I shape a cache?"])
+def test_the_page_shows_what_a_kind_of_store_is_told(tmp_path: Path, heading: str) -> None:
+    section = PAGE.partition(f"## {heading}")[2].partition("\n## ")[0]
+    said = "\n".join(re.findall(r"```toml\n(.*?)```", section, re.DOTALL))
+    command, _, printed = re.findall(r"```console\n\$ cdc preview (.*?)```", section, re.DOTALL)[0].partition("\n")
+    writer = EmbeddedLogWriter(tmp_path / "log")
+    writer.append(batch(SHOPS, [(Op.INSERT, 1, CAFE)]))
+    writer.commit(Lsn(10), 1)
+    writer.close()
+    config = tmp_path / "cdc.toml"
+    config.write_text(f'[source]\ndsn = "host=h"\n[log]\ndir = "log"\n{STORES}{said}')
+    shown = CliRunner().invoke(app, ["--config", str(config), "preview", *command.split()])
+    assert (shown.exit_code, shown.stdout) == (0, printed), shown.output
 
 
 def test_every_kind_shows_its_own(preview: Callable[..., Result]) -> None:

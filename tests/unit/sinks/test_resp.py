@@ -141,3 +141,37 @@ def test_fields_are_pairs_of_items_where_there_is_a_value(seed: int) -> None:
         ]
         assert items[row] == len(expected)
         assert text == b"".join(map(bulk, expected))
+
+
+@pytest.mark.parametrize("hashes", [False, True])
+def test_a_written_key_expires_and_every_key_is_published(hashes: bool) -> None:
+    """Once for each key of a part, behind what is done to it and before the progress moves."""
+    seed = random.randrange(1 << 30)
+    chance = random.Random(seed)
+    told = Frame(LOOK, MOVE, b"channel \xc3\xa9")
+    for _ in range(50):
+        count = chance.randint(1, 40)
+        changes = [(b"k%d" % chance.randint(0, 12), None if chance.random() < 0.3 else b"v%d" % at) for at in range(count)]
+        made = rows(changes)
+        at = np.array([chance.choice([1, 999, 10**12, 10**15]) + row for row in range(count)], np.int64)
+        values, items = made.values, None
+        if hashes:
+            values, items = fields_of([(b"f", made.values, None)], count)
+        frames = RowFrames(made.keys, values, made.gone, made.positions, items, at)
+        limits = Limits(chance.randint(1, 15), 1 << 20)
+        start = 0
+        for part in parts_of(told, frames, limits):
+            mine = changes[start : start + limits.rows]
+            last = {key: start + row for row, (key, _) in enumerate(mine)}
+            found = queued(part, told)
+            expires = [(given[0], int(given[1])) for name, *given in found if name == b"PEXPIREAT"]
+            assert sorted(expires) == sorted((key, int(at[row])) for key, row in last.items() if changes[row][1] is not None), seed
+            published = [given for name, *given in found if name == b"PUBLISH"]
+            assert sorted(published) == sorted([told.channel, key] for key in last), seed
+            order = [name for name, *_ in found]
+            assert order[-1] == b"HSET", seed
+            assert order[-1 - len(published) : -1] == [b"PUBLISH"] * len(published), seed
+            start += len(mine)
+        assert start == count, seed
+    swept = deletions(told, raw_texts(pa.array([b"a", b"b"], pa.binary())), Limits(10, 1 << 20))
+    assert [name for name, *_ in queued(swept[0], told)] == [b"DEL", b"PUBLISH", b"PUBLISH", b"HSET"]

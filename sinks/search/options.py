@@ -1,0 +1,154 @@
+"""The options of ``[stores.NAME]`` with ``kind = "opensearch"``, and of its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from cdc.errors import ConfigError
+from cdc.settings.models import StoreOptions, StoreTables, Strict, TableOptions
+from sinks.search import settings, wishes
+from sinks.search.wire import Address
+
+
+class Coordinates(Strict):
+    """Two columns that are a point."""
+
+    lat: str
+    """The column with the latitude, in degrees."""
+    lon: str
+    """The column with the longitude, in degrees."""
+
+
+class SearchTable(TableOptions):
+    """``[stores.NAME.tables."schema.table"]`` of a search index."""
+
+    mapping: Mapping[str, Mapping[str, Any]] = {}
+    """Name in the store → what OpenSearch's mapping says of the field: `{ analyzer = "english" }` beside the type that it has, or another `type`."""
+    geo: Mapping[str, Coordinates | str] = {}
+    """Name in the store → the columns of which it is a `geo_point`: `{ lat = "latitude", lon = "longitude" }`, or one column of type point (x is the longitude)."""
+
+    @field_validator("mapping")
+    @classmethod
+    def _says_what_json_can(cls, mapping: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+        for name, fragment in mapping.items():
+            settings.as_json(name, fragment)
+            try:
+                wishes.check_fragment(fragment)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+        return mapping
+
+    @model_validator(mode="after")
+    def _each_place_is_said_once(self) -> Self:
+        seen: set[str] = set(self.rename)
+        for target, of in self.geo.items():
+            for column in (of,) if isinstance(of, str) else (of.lat, of.lon):
+                if column in seen:
+                    raise ValueError(f"geo: {column} has another place already")
+                seen.add(column)
+            if target in self.mapping:
+                raise ValueError(f"mapping: {target} is a geo_point, as geo says")
+        return self
+
+    @property
+    def targets(self) -> Mapping[str, str]:
+        found = dict(self.rename)
+        for target, of in self.geo.items():
+            found |= {of: target} if isinstance(of, str) else {of.lat: f"{target}.{wishes.LAT}", of.lon: f"{target}.{wishes.LON}"}
+        return found
+
+    @property
+    def of_fields(self) -> Mapping[str, str]:
+        found = {name: wishes.of_mapping(fragment, self.as_.get(name)) for name, fragment in self.mapping.items()}
+        for target, of in self.geo.items():
+            if isinstance(of, str):
+                found[target] = wishes.of_mapping({"type": wishes.GEO_POINT}, None)
+            else:
+                found |= {f"{target}.{which}": wishes.of_coordinate(which) for which in (wishes.LAT, wishes.LON)}
+        return found
+
+
+class SearchTables(StoreTables):
+    """``tables`` of a search index."""
+
+    __pydantic_extra__: dict[str, SearchTable] = Field(init=False)  # type: ignore[assignment]  # nobody adds to it
+
+
+class Options(Address, StoreOptions):
+    """The options that only a search index has."""
+
+    renders = True
+    plain_schemes: ClassVar[Mapping[str, str]] = {"http": "https"}
+    example = ("search", 'url = "http://127.0.0.1:9200"')
+
+    held: SearchTables = Field(SearchTables(), alias="tables")
+    """As in every store."""
+    index: str = "{schema}.{table}"
+    """The alias to search. A template under which two tables would share an index is refused."""
+    shards: int = Field(1, ge=1)
+    """Primary shards of a new index."""
+    replicas: int | None = Field(None, ge=0)
+    """Replicas of a new index; the cluster's own default when left out."""
+    refresh_interval: str = "1s"
+    """How often a new index makes changes visible to searches."""
+    settings: Mapping[str, Any] | Path = Field({})
+    """Further settings of a new index, such as `analysis`, as a table or as the path of a JSON file that holds them."""
+    request_bytes: int = Field(5_000_000, ge=1)
+    """Size of one bulk request, about."""
+    purge_after_s: float = Field(120.0, ge=0)
+    """How long documents of deleted rows stay after their name was fenced; no request may live longer inside the cluster."""
+    dead_share_max: float = Field(0.1, ge=0, le=1)
+    """A batch of which a larger share cannot be held stops the store instead of filling the dead letters."""
+    workers_from_rows: int = Field(0, ge=0)
+    """As for every store. By default never: building requests is a small part of their cost, and two of them are under way at once
+    anyway. A cluster of several nodes may want Spark's workers."""
+
+    @model_validator(mode="after")
+    def _settings_can_be_chosen(self) -> Self:
+        if isinstance(self.settings, Mapping):
+            try:
+                found = settings.flat(self.settings)
+                settings.check(found)
+            except ValueError as error:
+                raise ValueError(f"settings: {error}") from None
+            if twice := self._said_twice(found):
+                raise ValueError(f"settings: {twice}")
+        return self
+
+    @cached_property
+    def further_settings(self) -> Mapping[str, Any]:
+        """``settings``, flat; a file is read once. Raises ConfigError where it cannot be, or says what cannot be chosen."""
+        if isinstance(self.settings, Mapping):
+            return settings.flat(self.settings)
+        found = settings.read(self.settings)
+        if twice := self._said_twice(found):
+            raise ConfigError(f"settings: {self.settings}: {twice}")
+        return found
+
+    @property
+    def shaping(self) -> Mapping[str, str]:
+        return settings.shaping(self.further_settings)
+
+    @property
+    def keys_apart(self) -> bool:
+        return True
+
+    @property
+    def server_url(self) -> SecretStr:
+        return self.url
+
+    def _said_twice(self, found: Mapping[str, Any]) -> str | None:
+        """A setting that has an option of its own beside."""
+        for name, option in (
+            ("number_of_shards", "shards"),
+            ("number_of_replicas", "replicas"),
+            ("refresh_interval", "refresh_interval"),
+        ):
+            if name in found and option in self.model_fields_set:
+                return f"{name} is said by the option {option} already"
+        return None
