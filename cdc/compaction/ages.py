@@ -74,7 +74,7 @@ class AgeKeeper:
 
     def look(self, reader: LogReader) -> None:
         """Notes the head, where any derived topic goes by its age. Raises OSError."""
-        hours = [limit for limit in _hours(self._log, reader) if limit is not None]
+        hours = sorted(_hours(self._log, reader))
         ages = known(self._log.dir, reader)
         if not hours or ages is None:
             return
@@ -99,9 +99,16 @@ def known(folder: Path, reader: LogReader) -> Ages | None:
     return found
 
 
-def _hours(log: Log, reader: LogReader) -> list[float | None]:
-    topics = [topic.table for topic in reader.topics() if topic.table.derived and log.cleanup_of(topic.table) == "delete"]
-    return [log.limits_of(table).hours for table in topics]
+def _hours(log: Log, reader: LogReader) -> set[float]:
+    """The ages that count. For none at all nothing has to be noted."""
+    found: set[float | None] = set()
+    for table in (topic.table for topic in reader.topics() if topic.table.derived):
+        cleanup = log.cleanup_of(table)
+        if cleanup == "compact":
+            found |= {log.history_hours, log.deletes_hours}
+        elif cleanup == "delete":
+            found.add(log.limits_of(table).hours)
+    return {hours for hours in found if hours}
 
 
 def _us(hours: float) -> int:

@@ -17,6 +17,7 @@ from cdc.compaction import retention
 from cdc.compaction.ages import AgeKeeper
 from cdc.compaction.bounds import WHILE_SCARCE, Settled, TopicPoints, Worth, bounds, due
 from cdc.compaction.merge import Merged, compact
+from cdc.compaction.oldness import old_upto
 from cdc.compaction.pins import Pins, StorePin
 from cdc.compaction.space import Space
 from cdc.compaction.wholeness import Emptied, made_whole
@@ -24,7 +25,6 @@ from cdc.diskspace import FULL, free_bytes
 from cdc.log.contract import LogReader, LogUpkeep, Topic
 from cdc.log.home import open_reader
 from cdc.model.position import Position
-from cdc.replay.place import cut_before_time
 from cdc.settings.models import Cleanup, Log, Settings
 
 LOOK_S: Final = 60.0
@@ -40,15 +40,9 @@ FREED_S: Final = 0.5
 _log = structlog.get_logger("compaction")
 
 
-def settled(reader: LogReader, log: Log, now_us: int) -> Settled:
-    """Changes up to these positions are old enough to be dropped once superseded.
-
-    Counted back from the last commit, or from this machine's clock where that is earlier: so no clock that jumps ahead makes anything old by itself.
-    """
-    end_us = min(now_us, reader.head().commit_ts_us)
-    changes, deletes = (
-        cut_before_time(reader, end_us - int(hours * 3_600_000_000)) for hours in (log.history_hours, log.deletes_hours)
-    )
+def settled(reader: LogReader, log: Log, topic: Topic, now_us: int) -> Settled:
+    """The topic's changes up to these positions are old enough to be dropped once superseded. Raises OSError."""
+    changes, deletes = (old_upto(reader, log, topic, now_us, hours) for hours in (log.history_hours, log.deletes_hours))
     return Settled(changes, min(changes, deletes))
 
 
@@ -170,9 +164,10 @@ class Compaction(BackgroundPart):
             self._space.check()
         if len(problems) > before:
             return
-        old_enough, holding = settled(reader, self._settings.log, time.time_ns() // 1000), self._pins.look(now, reader)
+        holding = self._pins.look(now, reader)
         for topic in topics:
             with self._postponing(topic, problems):
+                old_enough = settled(reader, self._settings.log, topic, time.time_ns() // 1000)
                 points = wanted(reader, self._upkeep, topic, old_enough, holding)
                 if self._due(topic, points.clean_from):
                     self._compact(reader, topic, points, old_enough)
