@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cdc.compaction import ages as ages_module
-from cdc.compaction.ages import AGES_FILE, AgeKeeper
+from cdc.compaction.ages import AGES_FILE, AgeKeeper, Ages, known
 from cdc.compaction.worker import settled
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
@@ -107,3 +108,42 @@ def test_what_may_go_at_once_needs_no_notes(views: Views, clocks: Clocks) -> Non
         AgeKeeper(at_once).look(reader)
         assert settled(reader, at_once, reader.topics()[0], int(clocks.wall * 1e6)) == (3, 3)
         assert not (views.log.dir / AGES_FILE).exists()
+
+
+def test_each_age_is_known_to_its_part_however_far_apart_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ages_module, "NOTES_IN_AGE", 10)
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    short, long, longest_look = 1.0, 1500.0, 400
+    ages, at_s, now_s = Ages("a" * 16, 0, 1), [0], 0
+    while now_s < 1.2 * long * 3600:
+        now_s += chance.randrange(360, longest_look)
+        at_s.append(now_s)
+        ages = ages.at(1 + now_s * 10**6).noted(len(at_s) - 1, [short, long])
+        if len(at_s) % 100:
+            continue
+        assert len(ages.notes) < 200
+        for hours in (short, 30.0, long):
+            if now_s > 1.15 * hours * 3600:
+                upto = ages.upto(hours)
+                assert now_s - at_s[upto] >= hours * 3600, "nothing counts as older than it is"
+                most_s = hours * 3600 + max(hours * 360, short * 360 + longest_look)
+                assert now_s - at_s[upto + 1] <= most_s, f"{hours} hours, after {now_s} s"
+
+
+def test_a_clock_that_is_behind_at_a_start_and_put_right_for_the_next_makes_nothing_old(views: Views, clocks: Clocks) -> None:
+    views.hand_over(30)
+    with closing(EmbeddedLogReader(views.log.dir)) as reader:
+        AgeKeeper(views.log).look(reader)
+        clocks.wall, clocks.steady = 3600.0, 10.0
+        booted = AgeKeeper(views.log)
+        booted.look(reader)
+        clocks.go_on(60)
+        booted.look(reader)
+        clocks.wall = NOW_S + 600
+        AgeKeeper(views.log).look(reader)
+        found = known(views.log.dir, reader)
+        assert found is not None
+        assert found.passed_us == 600 * 10**6
+        assert found.upto(1.0) == -1

@@ -95,19 +95,19 @@ def test_time_counts_by_the_clock_as_far_as_it_has_really_passed() -> None:
     assert ages.at(12 * HOUR_US).passed_us == 2 * HOUR_US, "also while nobody looked"
     assert ages.at(9999 * HOUR_US, HOUR_US).passed_us == HOUR_US, "a clock that jumps ahead makes nothing old"
     back = ages.at(8 * HOUR_US)
-    assert (back.passed_us, back.at(9 * HOUR_US).passed_us) == (0, HOUR_US)
+    assert (back.passed_us, back.at(9 * HOUR_US).passed_us, back.at(11 * HOUR_US).passed_us) == (0, 0, HOUR_US)
+    watched = back.at(9 * HOUR_US, HOUR_US)
+    assert (watched.passed_us, watched.at(11 * HOUR_US).passed_us) == (HOUR_US, HOUR_US), "no hour counts twice"
 
 
 def test_the_head_is_noted_often_enough_and_not_for_ever() -> None:
     ages, hours = Ages("a" * 16, 0, 1), [1.0, 10.0]
     for minute in range(60 * 24):
         ages = ages.at(1 + minute * 60_000_000).noted(minute, hours)
-    assert len(ages.notes) == 10 * 30 + 1, "every other minute, as far as the longest age goes back"
+    assert len(ages.notes) < 200, "fewer and fewer, as far as the longest age goes back"
     assert ages.upto(1.0) in (60 * 23 - 2, 60 * 23 - 1)
-    assert ages.upto(10.0) in (60 * 14 - 2, 60 * 14 - 1)
+    assert 60 * 14 - 1 - 12 <= ages.upto(10.0) <= 60 * 14 - 1, "a fiftieth of ten hours is 12 minutes"
     assert ages.upto(30.0) == -1
-    many = Ages("a" * 16, 10**6, 1, tuple((number, number) for number in range(3000))).noted(3000, [1.0])
-    assert (len(many.notes), many.notes[0], many.notes[-1]) == (1501, (0, 0), (2999, 2999))
     assert ages.noted(5, hours).notes[-1][1] <= 5, "an older copy of the log was put back"
 
 
