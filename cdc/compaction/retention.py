@@ -21,11 +21,11 @@ class Old:
     most_bytes: int | None = None
 
 
-def old(reader: LogReader, log: Log, topic: Topic, now_us: int) -> Old:
-    """The table's limits as they stand now. Raises OSError."""
+def old(reader: LogReader, log: Log, topic: Topic, ranges: Sequence[ClosedRange], now_us: int) -> Old:
+    """The table's limits as they stand now. ``ranges``: its closed ones. Raises OSError."""
     limits = log.limits_of(topic.table)
     return Old(
-        -1 if limits.hours is None else old_upto(reader, log, topic, now_us, limits.hours),
+        -1 if limits.hours is None else old_upto(reader, log, topic, ranges, now_us, limits.hours),
         None if limits.mb is None else limits.mb * 10**6,
     )
 

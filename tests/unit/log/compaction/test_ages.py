@@ -90,7 +90,7 @@ def test_a_source_that_commits_once_more_makes_nothing_old_that_came_through_the
 
         def of_view() -> tuple[int, int]:
             topic = next(one for one in reader.topics() if one.table.derived)
-            return settled(reader, views.log, topic, int(clocks.wall * 1e6))
+            return settled(reader, views.log, topic, views.writer.upkeep.ranges(topic.name), int(clocks.wall * 1e6))
 
         assert of_view() == (-1, -1), "a minute old"
         clocks.go_on(24 * 3600)
@@ -106,7 +106,7 @@ def test_what_may_go_at_once_needs_no_notes(views: Views, clocks: Clocks) -> Non
     views.hand_over(3)
     with closing(EmbeddedLogReader(views.log.dir)) as reader:
         AgeKeeper(at_once).look(reader)
-        assert settled(reader, at_once, reader.topics()[0], int(clocks.wall * 1e6)) == (3, 3)
+        assert settled(reader, at_once, reader.topics()[0], [], int(clocks.wall * 1e6)) == (3, 3)
         assert not (views.log.dir / AGES_FILE).exists()
 
 
