@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cdc.compaction.ages import known
+from cdc.compaction.oldness import old_upto
 from cdc.log.contract import ClosedRange, LogReader, LogUpkeep, Topic
-from cdc.replay.place import cut_before_time
 from cdc.settings.models import Log
 
 
@@ -22,22 +21,13 @@ class Old:
     most_bytes: int | None = None
 
 
-def old(reader: LogReader, log: Log, topic: Topic, now_us: int) -> Old:
-    """The table's limits as they stand now. Age is counted as by ``cdc.compaction.worker.settled``; that of a derived topic as ``cdc.compaction.ages`` knows it.
-    Raises OSError."""
+def old(reader: LogReader, log: Log, topic: Topic, ranges: Sequence[ClosedRange], now_us: int) -> Old:
+    """The table's limits as they stand now. ``ranges``: its closed ones. Raises OSError."""
     limits = log.limits_of(topic.table)
     return Old(
-        -1 if limits.hours is None else _upto(reader, log, topic, now_us, limits.hours),
+        -1 if limits.hours is None else old_upto(reader, log, topic, ranges, now_us, limits.hours),
         None if limits.mb is None else limits.mb * 10**6,
     )
-
-
-def _upto(reader: LogReader, log: Log, topic: Topic, now_us: int, hours: float) -> int:
-    if topic.table.derived:
-        ages = known(log.dir, reader)
-        return -1 if ages is None else ages.upto(hours)
-    end_us = min(now_us, reader.head().commit_ts_us)
-    return cut_before_time(reader, end_us - int(hours * 3_600_000_000))
 
 
 def kept_from(topic: Topic, ranges: Sequence[ClosedRange], old: Old, pins: Sequence[int]) -> int:

@@ -40,14 +40,15 @@ class TopicKept:
 def kept(settings: Settings, reader: LogReader) -> list[TopicKept]:
     """Each topic of the log, by name."""
     now_us = time.time_ns() // 1000
-    old_enough = settled(reader, settings.log, now_us)
     stores = Pins(lambda: settings).every(time.monotonic(), reader)
     topics, states = [], states_of(settings.log.dir, reader)
     for topic in sorted(reader.topics(), key=lambda one: one.name):
-        due, cleanup = min(old_enough.changes, topic.last), settings.log.cleanup_of(topic.table)
-        if cleanup == "delete":
-            old = retention.old(reader, settings.log, topic, now_us)
-            due = retention.kept_from(topic, closed_ranges(settings.log.dir, topic.name), old, ()) - 1
+        due, cleanup = 0, settings.log.cleanup_of(topic.table)
+        ranges = [] if cleanup == "keep" else closed_ranges(settings.log.dir, topic.name)
+        if cleanup == "compact":
+            due = min(settled(reader, settings.log, topic, ranges, now_us).changes, topic.last)
+        elif cleanup == "delete":
+            due = retention.kept_from(topic, ranges, retention.old(reader, settings.log, topic, ranges, now_us), ()) - 1
         behind = [pin for pin in stores if cleanup != "keep" and pin.position < due and pin.holds(topic.schema)]
         held_by = {
             pin.store: pin.position for pin in behind if pin.lapsed is None and (topic.whole or pin.position + 1 >= topic.kept_from)
@@ -97,7 +98,8 @@ def compact_now(settings: Settings, name: str | None) -> Iterator[Merged]:
                     gone = retired(reader, upkeep, log, topic, lambda: pins.look(time.monotonic(), reader), recorded)
                     yield Merged(topic.name, topic.rows, gone, why="too old or too many")
                     continue
-                old_enough, holding = settled(reader, log, time.time_ns() // 1000), pins.look(time.monotonic(), reader)
+                old_enough = settled(reader, log, topic, upkeep.ranges(topic.name), time.time_ns() // 1000)
+                holding = pins.look(time.monotonic(), reader)
                 points = wanted(reader, upkeep, topic, old_enough, holding)
                 yield compact(upkeep, topic.name, points, recorded, at_least=0.0, target_bytes=log.segment_bytes)
 

@@ -17,14 +17,14 @@ from cdc.compaction import retention
 from cdc.compaction.ages import AgeKeeper
 from cdc.compaction.bounds import WHILE_SCARCE, Settled, TopicPoints, Worth, bounds, due
 from cdc.compaction.merge import Merged, compact
+from cdc.compaction.oldness import old_upto
 from cdc.compaction.pins import Pins, StorePin
 from cdc.compaction.space import Space
 from cdc.compaction.wholeness import Emptied, made_whole
 from cdc.diskspace import FULL, free_bytes
-from cdc.log.contract import LogReader, LogUpkeep, Topic
+from cdc.log.contract import ClosedRange, LogReader, LogUpkeep, Topic
 from cdc.log.home import open_reader
 from cdc.model.position import Position
-from cdc.replay.place import cut_before_time
 from cdc.settings.models import Cleanup, Log, Settings
 
 LOOK_S: Final = 60.0
@@ -40,14 +40,11 @@ FREED_S: Final = 0.5
 _log = structlog.get_logger("compaction")
 
 
-def settled(reader: LogReader, log: Log, now_us: int) -> Settled:
-    """Changes up to these positions are old enough to be dropped once superseded.
-
-    Counted back from the last commit, or from this machine's clock where that is earlier: so no clock that jumps ahead makes anything old by itself.
-    """
-    end_us = min(now_us, reader.head().commit_ts_us)
+def settled(reader: LogReader, log: Log, topic: Topic, ranges: Sequence[ClosedRange], now_us: int) -> Settled:
+    """The topic's changes up to these positions are old enough to be dropped once superseded. ``ranges``: its closed ones. Raises OSError."""
     changes, deletes = (
-        cut_before_time(reader, end_us - int(hours * 3_600_000_000)) for hours in (log.history_hours, log.deletes_hours)
+        old_upto(reader, log, topic, [one for one in ranges if one.first >= begin], now_us, hours)
+        for begin, hours in ((topic.clean_from, log.history_hours), (topic.floor, log.deletes_hours))
     )
     return Settled(changes, min(changes, deletes))
 
@@ -68,10 +65,10 @@ def retired(
     recorded: Callable[[], None],
 ) -> int:
     """Retires what of the topic is beyond its limits. Returns how many changes that were. ``pins``: asked just before anything is given up."""
-    old = retention.old(reader, log, topic, time.time_ns() // 1000)
+    ranges = upkeep.ranges(topic.name)
+    old = retention.old(reader, log, topic, ranges, time.time_ns() // 1000)
     if old.upto > 0:
         upkeep.close_newest(topic.name, old.upto)  # else a table with few changes would keep all of them
-    ranges = upkeep.ranges(topic.name)
     if retention.kept_from(topic, ranges, old, ()) <= topic.kept_from:
         return 0
     held = [pin.position for pin in pins() if pin.holds(topic.schema)]
@@ -170,9 +167,10 @@ class Compaction(BackgroundPart):
             self._space.check()
         if len(problems) > before:
             return
-        old_enough, holding = settled(reader, self._settings.log, time.time_ns() // 1000), self._pins.look(now, reader)
+        holding = self._pins.look(now, reader)
         for topic in topics:
             with self._postponing(topic, problems):
+                old_enough = settled(reader, self._settings.log, topic, self._upkeep.ranges(topic.name), time.time_ns() // 1000)
                 points = wanted(reader, self._upkeep, topic, old_enough, holding)
                 if self._due(topic, points.clean_from):
                     self._compact(reader, topic, points, old_enough)

@@ -102,9 +102,12 @@ def test_a_clock_that_jumps_ahead_makes_nothing_old(shop: tuple[Settings, Embedd
     grown(writer, 30)
     log = Log(history_hours=9.5, deletes_hours=19.5)
     with closing(EmbeddedLogReader(writer._places.root)) as reader:
+        (topic,) = reader.topics()
         for now_us in (30 * HOUR_US, 10**6 * HOUR_US, 2**62):
-            assert settled(reader, log, now_us) == (20, 10)
-        assert settled(reader, log, 25 * HOUR_US) == (15, 5), "where this machine's clock is behind, it counts"
+            assert settled(reader, log, topic, writer.upkeep.ranges(topic.name), now_us) == (20, 10)
+        assert settled(reader, log, topic, writer.upkeep.ranges(topic.name), 25 * HOUR_US) == (15, 5), (
+            "where this machine's clock is behind, it counts"
+        )
     writer.close()
 
 
