@@ -26,10 +26,11 @@ NOTES_IN_AGE: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Ages:
-    """``log``: the log's id. ``passed_us``: how much time has been counted, and ``clock_us``: what this machine's clock has reached by then. ``notes``: (``passed_us``, the
+    """``log``, ``history``: the log's id, and that of its history. ``passed_us``: how much time has been counted, and ``clock_us``: what this machine's clock has reached by then. ``notes``: (``passed_us``, the
     head's position) as they were, rising."""
 
     log: str
+    history: str
     passed_us: int = 0
     clock_us: int = 0
     notes: tuple[tuple[int, int], ...] = ()
@@ -65,10 +66,20 @@ class Ages:
 
 
 AGES: Final = StateFile(
-    format=1,
-    encode=lambda ages: {"log": ages.log, "passed_us": ages.passed_us, "clock_us": ages.clock_us, "notes": ages.notes},
+    format=2,
+    encode=lambda ages: {
+        "log": ages.log,
+        "history": ages.history,
+        "passed_us": ages.passed_us,
+        "clock_us": ages.clock_us,
+        "notes": ages.notes,
+    },
     decode=lambda raw: Ages(
-        str(raw["log"]), int(raw["passed_us"]), int(raw["clock_us"]), tuple((int(at), int(head)) for at, head in raw["notes"])
+        str(raw["log"]),
+        str(raw["history"]),
+        int(raw["passed_us"]),
+        int(raw["clock_us"]),
+        tuple((int(at), int(head)) for at, head in raw["notes"]),
     ),
     unreadable=lambda path, what: HeadwaterError(
         f"{path} {what}", hint="cdc run writes it again; until then nothing counts as old"
@@ -103,11 +114,18 @@ def known(folder: Path, reader: LogReader) -> Ages | None:
     found = None
     with suppress(HeadwaterError):
         found = AGES.load(folder / AGES_FILE)
-    head = reader.head().position
-    # The file of another log, or of this one's future: its positions mean other changes here.
-    if found is None or found.log != lineage.log or any(position > head for _, position in found.notes):
-        return Ages(lineage.log)
-    return found
+    head, present = reader.head().position, lineage.histories[-1].id
+    until = None if found is None or found.log != lineage.log else lineage.until(found.history)
+    if found is None or until is None:
+        return Ages(lineage.log, present)
+    # Beyond where a history was given up its positions mean other changes here.
+    notes = tuple(note for note in found.notes if note[1] <= until)
+    # So do those of a future that this log has lost, and who knows since when.
+    return (
+        Ages(lineage.log, present)
+        if any(position > head for _, position in notes)
+        else replace(found, history=present, notes=notes)
+    )
 
 
 def _hours(log: Log, reader: LogReader) -> set[float]:

@@ -59,6 +59,15 @@ class Lineage:
         found = [number for number, one in enumerate(self.histories) if one.id == identity]
         return (found[0] << _HISTORY_BITS) + int(raised or 0) if found else 0
 
+    def until(self, history: str) -> int | None:
+        """The last position that the history shares with this log; None when the log never had that history."""
+        history, _, _ = history.partition(".")
+        ids = [one.id for one in self.histories]
+        if history not in ids:
+            return None
+        following = ids.index(history) + 1
+        return int(self.histories[following].since) if following < len(ids) else 2**63 - 1
+
     def mark(self, cut: Cut) -> Mark:
         """The mark that a store writes when it holds everything up to the cut."""
         return Mark(self.log, self.history, cut)
@@ -86,7 +95,7 @@ def believed(mark: Mark, lineage: Lineage, where: str) -> Cut:
             f"{where} is fed by another log ({mark.log}; this one is {lineage.log})",
             hint="give the store another name or address; if the other log is gone for good: cdc resume OTHER_LOG --rebuild",
         )
-    until = _until(mark.history, lineage)
+    until = lineage.until(mark.history)
     if until is None:
         raise _diverged(where, mark, "of a history that this log never had")
     if mark.cut.position > until:
@@ -95,16 +104,6 @@ def believed(mark: Mark, lineage: Lineage, where: str) -> Cut:
 
 
 _HISTORY_BITS: Final = 32
-
-
-def _until(history: str, lineage: Lineage) -> int | None:
-    """The last position that the history shares with this log; None when the log never had that history."""
-    history, _, _ = history.partition(".")
-    ids = [one.id for one in lineage.histories]
-    if history not in ids:
-        return None
-    following = ids.index(history) + 1
-    return int(lineage.histories[following].since) if following < len(ids) else 2**63 - 1
 
 
 def _diverged(where: str, mark: Mark, why: str) -> Stopped:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cdc.compaction import ages as ages_module
-from cdc.compaction.ages import AGES_FILE, AgeKeeper, Ages, known
+from cdc.compaction.ages import AGES, AGES_FILE, AgeKeeper, Ages, known
 from cdc.compaction.worker import settled
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
@@ -116,7 +116,7 @@ def test_each_age_is_known_to_its_part_however_far_apart_they_are(monkeypatch: p
     print(f"seed {seed}")
     chance = random.Random(seed)
     short, long, longest_look = 1.0, 1500.0, 400
-    ages, at_s, now_s = Ages("a" * 16, 0, 1), [0], 0
+    ages, at_s, now_s = Ages("a" * 16, "b" * 32, 0, 1), [0], 0
     while now_s < 1.2 * long * 3600:
         now_s += chance.randrange(360, longest_look)
         at_s.append(now_s)
@@ -147,3 +147,24 @@ def test_a_clock_that_is_behind_at_a_start_and_put_right_for_the_next_makes_noth
         assert found is not None
         assert found.passed_us == 600 * 10**6
         assert found.upto(1.0) == -1
+
+
+def test_of_a_history_that_was_given_up_only_what_the_present_one_shares_is_known(views: Views, clocks: Clocks) -> None:
+    views.hand_over(30)
+    with closing(EmbeddedLogReader(views.log.dir)) as reader:
+        AgeKeeper(views.log).look(reader)
+        found = known(views.log.dir, reader)
+        assert found is not None
+        (first,) = found.notes
+        given_up = replace(found, passed_us=found.passed_us + 1, notes=(first, (found.passed_us + 1, 35)))  # it had come so far
+        AGES.save(views.log.dir / AGES_FILE, given_up)
+        views.writer.begin_history()
+        views.hand_over(30)
+        clocks.go_on(25 * 3600)
+        AgeKeeper(views.log).look(reader)
+        now = known(views.log.dir, reader)
+        assert now is not None
+        assert [head for _, head in now.notes] == [30, 60], "35 means another change than it did"
+        assert now.upto(24) == 30
+        AGES.save(views.log.dir / AGES_FILE, replace(now, history="f" * 32))
+        assert known(views.log.dir, reader) == Ages(now.log, now.history), "this log never had that history"

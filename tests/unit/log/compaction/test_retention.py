@@ -76,7 +76,7 @@ def test_rows_of_the_inbox_are_as_old_as_the_notes_of_the_head_say(limited: tupl
         assert derived.table.derived
         assert retention.old(reader, settings.log, derived, found, 2**62) == Old(-1), "nothing is known of them"
         log = present_history(reader).partition(".")[0][:16]
-        noted = Ages(log, 101 * HOUR_US, 1, ((0, 50), (1 * HOUR_US, 120), (2 * HOUR_US, 200)))
+        noted = Ages(log, log * 2, 101 * HOUR_US, 1, ((0, 50), (1 * HOUR_US, 120), (2 * HOUR_US, 200)))
         AGES.save(settings.log.dir / AGES_FILE, noted)
         assert retention.old(reader, settings.log, derived, found, 2**62) == Old(120)
         for other in (replace(noted, log="f" * 16), replace(noted, notes=(*noted.notes, (101 * HOUR_US, 201)))):
@@ -90,7 +90,7 @@ def test_rows_of_the_inbox_are_as_old_as_the_notes_of_the_head_say(limited: tupl
 
 
 def test_time_counts_by_the_clock_as_far_as_it_has_really_passed() -> None:
-    ages = Ages("a" * 16).at(10 * HOUR_US)
+    ages = Ages("a" * 16, "b" * 32).at(10 * HOUR_US)
     assert ages.passed_us == 0
     assert ages.at(12 * HOUR_US).passed_us == 2 * HOUR_US, "also while nobody looked"
     assert ages.at(9999 * HOUR_US, HOUR_US).passed_us == HOUR_US, "a clock that jumps ahead makes nothing old"
@@ -101,7 +101,7 @@ def test_time_counts_by_the_clock_as_far_as_it_has_really_passed() -> None:
 
 
 def test_the_head_is_noted_often_enough_and_not_for_ever() -> None:
-    ages, hours = Ages("a" * 16, 0, 1), [1.0, 10.0]
+    ages, hours = Ages("a" * 16, "b" * 32, 0, 1), [1.0, 10.0]
     for minute in range(60 * 24):
         ages = ages.at(1 + minute * 60_000_000).noted(minute, hours)
     assert len(ages.notes) < 200, "fewer and fewer, as far as the longest age goes back"
