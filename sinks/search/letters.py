@@ -49,10 +49,12 @@ class SearchLetters:
         body: dict[str, Any] = {"size": _PAGE, "query": {"match_all": {}}, "sort": [{"position": "asc"}]}
         params = {"allow_partial_search_results": "false"}
         letters: list[Letter] = []
-        while hits := self._cluster.ask(doing, "POST", f"/{self._index}/_search", body, params=params)["hits"]["hits"]:
+        while True:
+            hits = self._cluster.ask(doing, "POST", f"/{self._index}/_search", body, params=params)["hits"]["hits"]
             letters += (letter for hit in hits if (letter := _letter(hit["_source"])) is not None)
+            if len(hits) < _PAGE:
+                return tuple(letters)
             body["search_after"] = hits[-1]["sort"]  # no two have one position
-        return tuple(letters)
 
     def set_aside(self, letters: Sequence[Letter], *, edited_stay: bool) -> None:
         """Records them (``Letters.refused``). Durable on return. Raises StoreError when there are more than a store may have: then the first of

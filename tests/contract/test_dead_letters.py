@@ -275,7 +275,7 @@ def test_an_accepted_row_that_gets_another_key_stays_accepted_until_it_changes(l
         RANKED,
         columns=tuple(
             dataclasses.replace(
-                one, name=dict(status="remark").get(one.name, one.name), key=one.name in ("id", "customer_id"), attnum=n
+                one, name={"status": "remark"}.get(one.name, one.name), key=one.name in ("id", "customer_id"), attnum=n
             )
             for n, one in enumerate(RANKED.columns, 1)
         ),
