@@ -94,6 +94,8 @@ class MemorySink:
         self._known = {topic: self._seen(unit) for topic, unit in store.tables.items()}
         return applied
 
+    def finish(self) -> None: ...
+
     def applied(self) -> Cut:
         store, lineage = self._store, self._lineage()
         applied = ZERO_CUT if store.ledger is None else believed(store.ledger.mark, lineage, f"store {self.name}")
@@ -271,23 +273,24 @@ class MemorySink:
     def letters(self) -> tuple[Letter, ...]:
         return tuple(one for unit in self._store.tables.values() for one in unit.letters.all)
 
-    def keep(self, letter: Letter) -> None:
+    def keep(self, letters: Collection[Letter]) -> None:
         self._refuse_others()
-        self._unit(letter.table).letters.add([letter])
+        for one in letters:
+            self._unit(one.table).letters.add([one])
 
     def forget(self, ids: Collection[str]) -> None:
         self._refuse_others()
         for unit in self._store.tables.values():
             unit.letters.remove(ids)
 
-    def put(self, row: pa.RecordBatch) -> str | None:
+    def put(self, row: pa.RecordBatch, at: Position) -> str | None:
         self._refuse_others()
         schema = topic_schema(row.schema)
         unit, texts = self._unit(schema.topic), row_text(row, schema)
         key, content, gone = row_keys(texts, row, schema)[0].as_py(), texts.to_pylist()[0], row.column(OP)[0].as_py() == Op.DELETE
         if not gone and not fits(content, self._options.row_bytes_max):
             return TOO_LONG
-        unit.rows[key] = (row.column(POSITION)[0].as_py(), None if gone else content)
+        unit.rows[key] = (at, None if gone else content)
         return None
 
     def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:

@@ -152,15 +152,15 @@ class _Steps:
         self.pieces.begin(topic, barrier.shape)
         if known.holds(topic) and not self._same_names(topic):
             self.pieces.sweep(topic, barrier.position)
-        self.pieces.end_letters(topic, barrier.position)
         dead = self.pieces.write(topic, rows, self.keys, barrier.position)
         crashpoint("cache.schema.rewritten")
+        self.pieces.end_letters(topic, barrier.position, barrier.position, again=dead)
         return tuple(letter.as_outcome() for letter in dead)
 
     def raise_floor(self, barrier: TableBarrier) -> None:
         """Rows that were written again stand under the names that the former ones had, or those are gone."""
         if barrier.rows is RowsBefore.GONE:
-            self.pieces.end_letters(barrier.schema.topic, barrier.position)
+            self.pieces.end_letters(barrier.schema.topic, barrier.position, barrier.position)
             self.pieces.sweep(barrier.schema.topic, barrier.position)
 
     def set_shape(self, barrier: TableBarrier) -> None:
@@ -208,16 +208,17 @@ class _Pieces:
 
     def rewrite(self, shape: TopicSchema, keys: TableKeys, upto: Position) -> None:
         """Every row as of ``upto``."""
-        self.write(shape.topic, self.rows(shape, upto), keys)
+        dead = self.write(shape.topic, self.rows(shape, upto), keys)
+        self.end_letters(shape.topic, upto + 1, again=dead)
 
     def write(self, topic: str, rows: Iterable[pa.RecordBatch], keys: TableKeys, until: Position | None = None) -> Found:
         """``until``: the position of the change that asks for it."""
         return self._writing.rewrite(self._known.chain(topic), rows, keys, form_of(self._known.projection), until)
 
-    def end_letters(self, topic: str, position: Position) -> None:
-        """A change of the table as a whole leaves none of its dead letters."""
-        if commands := self._writing.letters.ended_before(topic, position):
-            self._run(topic, commands, position)
+    def end_letters(self, topic: str, before: int, until: Position | None = None, *, again: Found = ()) -> None:
+        """A change of the table as a whole leaves none of its dead letters but those of the rows that it has written ``again`` in vain."""
+        if commands := self._writing.letters.ended_before(topic, before, {one.position for one in again}):
+            self._run(topic, commands, until)
 
     def begin(self, topic: str, coming: Shape) -> None:
         self._run(topic, [self._transactions.set({f"coming:{topic}": ledger.encode_shape(coming)})], coming.position)
