@@ -66,6 +66,8 @@ class Letter:
     rows: int = 1
     whole_table: bool = False
     """The store cannot hold any row of the table; it does once it can (``rows``: so many changes were passed over)."""
+    failed: bool = False
+    """An expression of the store has no value of the row (``sinks.formula``): the store itself was given its DELETE, at this position."""
 
     @property
     def id(self) -> str:
@@ -100,8 +102,8 @@ class LetterBox(Protocol):
         by a sink that is not open."""
         ...
 
-    def keep(self, letter: Letter) -> None:
-        """Replaces the letter of this id. Durable on return."""
+    def keep(self, *letters: Letter) -> None:
+        """Records them, each in place of a letter of its id. Durable on return."""
         ...
 
     def forget(self, ids: Collection[str]) -> None:
@@ -112,6 +114,10 @@ class LetterBox(Protocol):
         """Writes one row, or takes it away where it is a DELETE, in the place of a letter's: under the definition that the topic has in the
         store, at its own change's position. Returns why the store cannot hold it, without its values, and None once it does. Only changes after
         what is applied win against it. Raises StoreError."""
+        ...
+
+    def places(self, rows: pa.RecordBatch) -> pa.Array:
+        """Each change's place as letters name it (``Letter.key``), utf8; NULL where the table is set aside as a whole."""
         ...
 
     def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
@@ -160,9 +166,10 @@ class Letters:
     def of(self, topic: str) -> list[Letter]:
         return [one for one in self.by_id.values() if one.table == topic]
 
-    def before(self, topic: str, position: int) -> list[str]:
-        """The ids of those that a change of the table as a whole ends."""
-        return [one.id for one in self.of(topic) if one.position < position]
+    def before(self, topic: str, position: int, *, emptied: bool) -> list[str]:
+        """The ids of those that a change of the table as a whole ends. ``emptied``: every row of before is gone; where they are written again instead, a row
+        that an expression fails for is not among them, and keeps its letter."""
+        return [one.id for one in self.of(topic) if one.position < position and (emptied or not one.failed)]
 
     def ended(self, topic: str, keys: Callable[[], pa.Array], positions: npt.NDArray[np.int64], taken: TakenChanges) -> list[str]:
         """The ids of those that these changes of the topic end: the store has taken a later one of their key, or itself, now that it can.
@@ -177,7 +184,8 @@ class Letters:
         found = []
         for row, key in zip(at.tolist(), named.take(pa.array(at)).to_pylist(), strict=True):
             letter, position = mine[key], int(positions[row])
-            if taken.there[row] and (position > letter.position or (position == letter.position and taken.written[row])):
+            itself = position == letter.position and taken.written[row] and not letter.failed
+            if taken.there[row] and (position > letter.position or itself):
                 found.append(letter.id)
         return found
 

@@ -30,7 +30,7 @@ from sinks.contract import EpochPassed, Outcome, Shape, Traits
 from sinks.deadletters import Letter
 from sinks.followedlog import refuse_missed
 from sinks.memoryunits import TOO_LONG, Call, MemoryAnswer, Store, TableUnit, Unit, batch_of, fits
-from sinks.render.rowtext import join_key, row_keys, row_text
+from sinks.render.rowtext import join_key, keys, row_keys, row_text
 
 
 class Options(StoreOptions):
@@ -271,9 +271,10 @@ class MemorySink:
     def letters(self) -> tuple[Letter, ...]:
         return tuple(one for unit in self._store.tables.values() for one in unit.letters.all)
 
-    def keep(self, letter: Letter) -> None:
+    def keep(self, *letters: Letter) -> None:
         self._refuse_others()
-        self._unit(letter.table).letters.add([letter])
+        for letter in letters:
+            self._unit(letter.table).letters.add([letter])
 
     def forget(self, ids: Collection[str]) -> None:
         self._refuse_others()
@@ -293,6 +294,9 @@ class MemorySink:
     def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
         parts = [keys.column(column.name) for column in schema.key]
         return join_key(parts, ":" if len(parts) > 1 else "")
+
+    def places(self, rows: pa.RecordBatch) -> pa.Array:
+        return keys(rows, topic_schema(rows.schema))
 
     # --- reading ---------------------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -136,7 +137,7 @@ def edit(
     """Let the store hold a corrected row, until the row changes in the database. The log and the other stores keep the row as it is."""
     settings = invocation(context).settings()
     found = _named(store, _asked(settings, store), [letter])[0]
-    values = read_values(_read(file), _schema(settings, found))
+    values = read_values(_read(file), _schema(settings, store, found))
     _decide(settings, store, LetterRequest(Verb.EDIT, [found.id], _operator(), values), timeout, as_json=as_json)
 
 
@@ -234,12 +235,17 @@ def _chosen(settings: Settings, store: str, names: Sequence[str] | None, table: 
     return [one.id for one in letters if table is None or matches((table,), one.table)]
 
 
-def _schema(settings: Settings, letter: Letter) -> TopicSchema:
+def _schema(settings: Settings, store: str, letter: Letter) -> TopicSchema:
+    """The table's columns, and what the store computes of them, which may be corrected, too."""
+    from sinks.heldlog import HeldLog
+
     with closing(open_log(settings)) as log:
         found = next((one.schema for one in log.topics() if one.name == letter.table), None)
-    if found is None:
-        raise ConfigError(f"the log has no topic {letter.table}", hint="cdc log ls")
-    return found
+        if found is None:
+            raise ConfigError(f"the log has no topic {letter.table}", hint="cdc log ls")
+        held = HeldLog(log, store, store_options(settings, store)).held(found)
+    computed = (replace(one, name=one.column_name) for one in held.fields if one.computed)
+    return replace(found, fields=(*found.fields, *computed))
 
 
 def _row(settings: Settings, letter: Letter) -> dict[str, str | None] | None:

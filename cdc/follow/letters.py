@@ -23,6 +23,7 @@ from cdc.state import letterrequests
 from cdc.state.letterrequests import LetterAnswer, LetterRequest, Verb
 from sinks.contract import Sink, audit_schema
 from sinks.deadletters import Letter, LetterBox, LetterState, as_deletes
+from sinks.holding import failures_of
 from sinks.render.rowtext import row_text
 from sinks.reshape import conformed, reshaped
 
@@ -88,7 +89,7 @@ class Deciding:
         return self._edit(letter, row, request)
 
     def _replay(self, letter: Letter, row: pa.RecordBatch) -> str | None:
-        refused = self.box.put(row)
+        refused = self._failure(letter) or self.box.put(row)
         if refused is None:
             self.box.forget([letter.id])
         elif letter.state is LetterState.ASIDE and refused != letter.reason:
@@ -123,6 +124,11 @@ class Deciding:
         schema = self._schema(letter)
         found = row_in_log(self.log, letter)
         return None if schema is None or found is None else conformed(found, schema)
+
+    def _failure(self, letter: Letter) -> str | None:
+        """Why an expression of the store has no value of the row; None where it has one."""
+        found = row_in_log(self.log, letter)
+        return None if found is None else failures_of(found).get(0)
 
     def _schema(self, letter: Letter) -> TopicSchema | None:
         shape = self.sink.shape(letter.table)

@@ -152,7 +152,7 @@ class _Steps:
         self.pieces.begin(topic, barrier.shape)
         if known.holds(topic) and not self._same_names(topic):
             self.pieces.sweep(topic, barrier.position)
-        self.pieces.end_letters(topic, barrier.position)
+        self.pieces.end_letters(topic, barrier.position, emptied=False)
         dead = self.pieces.write(topic, rows, self.keys, barrier.position)
         crashpoint("cache.schema.rewritten")
         return tuple(letter.as_outcome() for letter in dead)
@@ -160,7 +160,7 @@ class _Steps:
     def raise_floor(self, barrier: TableBarrier) -> None:
         """Rows that were written again stand under the names that the former ones had, or those are gone."""
         if barrier.rows is RowsBefore.GONE:
-            self.pieces.end_letters(barrier.schema.topic, barrier.position)
+            self.pieces.end_letters(barrier.schema.topic, barrier.position, emptied=True)
             self.pieces.sweep(barrier.schema.topic, barrier.position)
 
     def set_shape(self, barrier: TableBarrier) -> None:
@@ -214,9 +214,9 @@ class _Pieces:
         """``until``: the position of the change that asks for it."""
         return self._writing.rewrite(self._known.chain(topic), rows, keys, form_of(self._known.projection), until)
 
-    def end_letters(self, topic: str, position: Position) -> None:
+    def end_letters(self, topic: str, position: Position, *, emptied: bool) -> None:
         """A change of the table as a whole leaves none of its dead letters."""
-        if commands := self._writing.letters.ended_before(topic, position):
+        if commands := self._writing.letters.ended_before(topic, position, emptied=emptied):
             self._run(topic, commands, position)
 
     def begin(self, topic: str, coming: Shape) -> None:

@@ -73,17 +73,20 @@ class CacheLetters:
             command("HINCRBY", self._key, f"{topic}{_ROWS}", len(lost)),
         ]
 
-    def ended_before(self, topic: str, position: int) -> list[bytes]:
-        """The commands that remove a table's, when it changes as a whole."""
-        return self._removed([one for one in self.known.before(topic, position) if not self.known.by_id[one].whole_table])
+    def ended_before(self, topic: str, position: int, *, emptied: bool) -> list[bytes]:
+        """The commands that remove a table's, when it changes as a whole (``Letters.before``)."""
+        return self._removed(
+            [one for one in self.known.before(topic, position, emptied=emptied) if not self.known.by_id[one].whole_table]
+        )
 
     def table_held(self, topic: str) -> list[bytes]:
         """The commands that remove the letter of a table that the store can hold by now."""
         return self._removed([topic]) if topic in self.known.by_id else []
 
-    def keep(self, letter: Letter) -> None:
-        self._transactions.settle(command("HSET", self._key, letter.id, letter.to_json()))
-        self.known.add([letter])
+    def keep(self, *letters: Letter) -> None:
+        if letters:
+            self._transactions.settle(command("HSET", self._key, *(item for one in letters for item in (one.id, one.to_json()))))
+            self.known.add(letters)
 
     def forget(self, ids: Collection[str]) -> None:
         if ids:

@@ -295,9 +295,9 @@ class CacheSink:
     def letters(self) -> tuple[Letter, ...]:
         return self._letters.read() if self._epoch is None else self._letters.known.all
 
-    def keep(self, letter: Letter) -> None:
+    def keep(self, *letters: Letter) -> None:
         self._barriers()
-        self._letters.keep(letter)
+        self._letters.keep(*letters)
 
     def forget(self, ids: Collection[str]) -> None:
         self._barriers()
@@ -313,6 +313,12 @@ class CacheSink:
 
     def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
         return name_texts(self._known.keys(schema).texts_of_keys(keys))
+
+    def places(self, rows: pa.RecordBatch) -> pa.Array:
+        schema = topic_schema(rows.schema)
+        return (
+            name_texts(self._known.keys(schema).texts(rows)) if self._known.holds(schema.topic) else pa.nulls(len(rows), pa.utf8())
+        )
 
     def _barriers(self) -> CacheBarriers:
         if self._epoch is None or self._log is None:

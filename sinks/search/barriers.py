@@ -45,7 +45,7 @@ class SearchBarriers:
             return Outcome(0, stale=1)
         barrier, steps = self._steps(barrier, new=held is None)
         if barrier.rows is not RowsBefore.KEPT:
-            self._rows.letters.end(topic, barrier.position)
+            self._rows.letters.end(topic, barrier.position, emptied=barrier.rows is RowsBefore.GONE)
         return carry_out(barrier, steps)
 
     def replace_writers(self, which: list[Place]) -> bool:

@@ -57,17 +57,17 @@ class SearchLetters:
         self._send(({"index": {"_id": one.id}}, one) for one in fresh)
         known.add(fresh)
 
-    def keep(self, letter: Letter) -> None:
-        self._send([({"index": {"_id": letter.id}}, letter)])
-        self.known.add([letter])
+    def keep(self, *letters: Letter) -> None:
+        self._send(({"index": {"_id": one.id}}, one) for one in letters)
+        self.known.add(letters)
 
     def forget(self, ids: Collection[str]) -> None:
         self._send(({"delete": {"_id": one}}, None) for one in ids)
         self.known.remove(ids)
 
-    def end(self, topic: str, position: Position) -> None:
-        """A change of the table as a whole leaves nothing of what came before."""
-        if ids := self.known.before(topic, position):
+    def end(self, topic: str, position: Position, *, emptied: bool) -> None:
+        """A change of the table as a whole leaves nothing of what came before (``Letters.before``)."""
+        if ids := self.known.before(topic, position, emptied=emptied):
             self.forget(ids)
 
     def compare(self, index: str, topic: str) -> None:

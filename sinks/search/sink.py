@@ -268,9 +268,9 @@ class SearchSink:
     def letters(self) -> tuple[Letter, ...]:
         return self._rows.letters.read() if self._epoch is None else self._rows.letters.known.all
 
-    def keep(self, letter: Letter) -> None:
+    def keep(self, *letters: Letter) -> None:
         self._writes()
-        self._rows.letters.keep(letter)
+        self._rows.letters.keep(*letters)
 
     def forget(self, ids: Collection[str]) -> None:
         self._writes()
@@ -284,6 +284,9 @@ class SearchSink:
 
     def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
         return ids_of_keys(keys, schema)
+
+    def places(self, rows: pa.RecordBatch) -> pa.Array:
+        return document_ids(keys(rows, topic_schema(rows.schema)))
 
     def applied(self) -> Cut:
         return self._looks.applied(writing=self._epoch is not None) if self._tables.followed.begun else ZERO_CUT
