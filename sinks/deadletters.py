@@ -69,6 +69,8 @@ class Letter:
     rows: int = 1
     whole_table: bool = False
     """The store cannot hold any row of the table; it does once it can (``rows``: so many changes were passed over)."""
+    failed: bool = False
+    """An expression of the store has no value of the row (``sinks.formula``): the store itself was given its DELETE, at this position."""
 
     @property
     def id(self) -> str:
@@ -109,7 +111,7 @@ class LetterBox(Protocol):
         ...
 
     def keep(self, letters: Collection[Letter]) -> None:
-        """Replaces the letters of these ids. Durable on return."""
+        """Records them, each in place of a letter of its id. Durable on return."""
         ...
 
     def forget(self, ids: Collection[str]) -> None:
@@ -121,6 +123,10 @@ class LetterBox(Protocol):
         store. ``at``: where it stands from now on, the highest position of the topic that the store has; its own, which may name it, is that of
         its change. Returns why the store cannot hold it, without its values, and None once it does. Only changes after ``at`` win against it.
         Raises StoreError."""
+        ...
+
+    def places(self, rows: pa.RecordBatch) -> pa.Array:
+        """Each change's place as letters name it (``Letter.key``), utf8; NULL where the table is set aside as a whole."""
         ...
 
     def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
@@ -169,10 +175,12 @@ class Letters:
     def of(self, topic: str) -> list[Letter]:
         return [one for one in self.by_id.values() if one.table == topic]
 
-    def before(self, topic: str, position: int, again: Collection[int] = ()) -> list[str]:
-        """The ids of those that a change of the table as a whole ends. ``again``: the positions of the rows that it has written again and that
-        the store has refused again."""
-        return [one.id for one in self.of(topic) if one.position < position and one.position not in again]
+    def before(self, topic: str, position: int, *, emptied: bool, again: Collection[int] = ()) -> list[str]:
+        """The ids of those that a change of the table as a whole ends. ``emptied``: every row of before is gone. Where they are written again
+        instead, a row that an expression fails for is not among them and keeps its letter; ``again``: the positions of those that the store has
+        refused again, which keep theirs."""
+        kept = (one for one in self.of(topic) if one.position < position and one.position not in again)
+        return [one.id for one in kept if emptied or not one.failed]
 
     def refused(self, fresh: Iterable[Letter], *, edited_stay: bool = False) -> list[Letter]:
         """These letters as they are to be recorded, without those that stay as they are.
@@ -186,7 +194,7 @@ class Letters:
             if known is None or known.key is None:
                 found.append(one)
                 continue
-            now = replace(known, key=one.key, reason=one.reason)
+            now = replace(known, key=one.key, reason=one.reason, failed=one.failed)
             if known.state is LetterState.EDITED and not edited_stay:
                 now = now.undecided()
             if now != known:
@@ -206,7 +214,8 @@ class Letters:
         found = []
         for row, key in zip(at.tolist(), named.take(pa.array(at)).to_pylist(), strict=True):
             letter, position = mine[key], int(positions[row])
-            if taken.there[row] and (position > letter.position or (position == letter.position and taken.written[row])):
+            itself = position == letter.position and taken.written[row] and not letter.failed
+            if taken.there[row] and (position > letter.position or itself):
                 found.append(letter.id)
         return found
 

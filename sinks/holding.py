@@ -1,6 +1,7 @@
-"""The share of a topic that one store holds: some of its fields, under names of the user's choice. Pure.
+"""The share of a topic that one store holds: some of its rows and fields, and fields computed of them, under names of the user's choice. Pure.
 
-``[stores.NAME.tables."schema.table"]`` says it in the source's names (``columns``, ``exclude``, ``rename``). A ``Holding`` is that, bound to what
+``[stores.NAME.tables."schema.table"]`` says it in the source's names: first ``where``, then ``computed``, then ``columns`` or ``exclude``, then ``rename``. A
+``Holding`` is that, bound to what
 the names meant when the store took the topic up: a field goes by its number, so that one which the source renames is still the one that
 was meant, and by its name where no number is known or no field has it (any more). It makes of each definition of the topic the schema that the
 store has (``held``), and of each batch the rows that it is given (``batch``). Nothing behind it, sinks, barriers and policies alike, ever sees more.
@@ -9,6 +10,9 @@ What is held does not change under a store that has rows: the holding stands in 
 its shape, and rows of two holdings are never taken for versions of each other (``sinks.reshape.origins``).
 
 The key's fields are in every held schema and keep their names. Where they are not among the columns they are not ``shown``.
+
+``where`` is about rows, not about changes: a change after which it is not true of the row is a DELETE to the store, at the same position. So is one of which an
+expression has no value, such as a division by zero; the batch says why (``failures_of``), and whoever applies it makes it a dead letter.
 """
 
 from __future__ import annotations
@@ -17,20 +21,21 @@ import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from cdc.errors import ConfigError, StopState
-from cdc.model.batch import EXACT, META_FIELDS, OP, RESERVED, Op, topic_batch_schema, topic_schema
+from cdc.model.batch import ALONE, EXACT, FAILED, META_FIELDS, OP, RESERVED, Op, topic_batch_schema, topic_schema
 from cdc.model.selection import matches, named
 from cdc.model.topic import TopicField, TopicSchema
 from cdc.settings.models import StoreOptions, TableOptions
+from sinks.formula import COMPUTED, WHERE, Evaluation, Formula, column_of, evaluated, formulas, text_of, typed_column
+from sinks.formula import bound as bound_formula
 from sinks.render.fromtext import exact_column
 from sinks.render.rowtext import exact_values
-
-_SCHEMA: Final = int(Op.SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class Holding:
     columns: tuple[Meant, ...] | None = None
     exclude: tuple[Meant, ...] = ()
     rename: tuple[tuple[Meant, str], ...] = ()
+    where: Formula | None = None
+    computed: tuple[tuple[str, Formula], ...] = ()
     origin: str = ""
     keys_apart: bool = True
     """The key need not be among the columns (``StoreOptions.keys_apart``)."""
@@ -65,7 +72,12 @@ class Holding:
     @property
     def everything(self) -> bool:
         """The store holds the topic as it is."""
-        return self.columns is None and not self.exclude and not self.rename
+        return self.columns is None and not self.exclude and not self.rename and not self.evaluates
+
+    @property
+    def evaluates(self) -> bool:
+        """There are expressions to be evaluated over each row."""
+        return self.where is not None or bool(self.computed)
 
     @property
     def text(self) -> str:
@@ -75,14 +87,20 @@ class Holding:
         columns = None if self.columns is None else sorted([one.name, one.number] for one in self.columns)
         exclude = sorted([one.name, one.number] for one in self.exclude)
         rename = sorted([one.name, one.number, target] for one, target in self.rename)
-        raw = {"origin": self.origin, "columns": columns, "exclude": exclude, "rename": rename}
+        raw: dict[str, Any] = {"origin": self.origin, "columns": columns, "exclude": exclude, "rename": rename}
+        if self.where is not None:
+            raw["where"] = self.where.raw
+        if self.computed:
+            raw["computed"] = [[name, formula.raw] for name, formula in self.computed]
         return json.dumps(raw, separators=(",", ":"), ensure_ascii=False)
 
     @property
     def said(self) -> tuple[Any, ...]:
         """The words of the configuration, whatever they meant."""
         columns = None if self.columns is None else frozenset(one.name for one in self.columns)
-        return columns, frozenset(one.name for one in self.exclude), frozenset((one.name, target) for one, target in self.rename)
+        renamed = frozenset((one.name, target) for one, target in self.rename)
+        expressions = frozenset((one.key, one.text) for one in formulas(self.where, self.computed))
+        return columns, frozenset(one.name for one in self.exclude), renamed, expressions
 
     def held(self, schema: TopicSchema) -> TopicSchema:
         """The schema that the store has of a topic under this definition; always the same object.
@@ -95,25 +113,49 @@ class Holding:
         """The changes as the store is given them."""
         if self.everything:
             return batch
-        held = self.held(topic_schema(batch.schema))
-        columns = [batch.column(one.name) for one in META_FIELDS]
-        if batch.column(EXACT).null_count < len(batch) and not (len(batch) == 1 and batch.column(OP)[0].as_py() == _SCHEMA):
-            columns[_AT_EXACT] = _exact(batch, held)
-        columns += [batch.column(one.column_name) for one in held.fields]
-        return pa.RecordBatch.from_arrays(columns, schema=topic_batch_schema(held))
+        schema = topic_schema(batch.schema)
+        held = self.held(schema)
+        if not self.evaluates or not len(batch) or batch.column(OP)[0].as_py() in ALONE:
+            return _given(batch, held, None)
+        live = batch.column(OP).to_numpy() != int(Op.DELETE)
+        found = evaluated(self.where, self.computed, partial(column_of, batch), schema, live)
+        return _given(batch, held, found)
 
     def rows(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
-        """The source's rows of text under ``schema``; further columns stay as they are. Schema: ``sinks.contract.audit_schema(held)``, and those."""
+        """The source's rows of text under ``schema`` that the store is to hold; further columns stay as they are. A row of which an expression has no value is
+        among them, for it is missing in the store. Schema: ``sinks.contract.audit_schema(held)``, and those."""
         if self.everything:
             return rows
         fields = self.held(schema).fields
         further = [name for name in rows.schema.names if name not in schema.names]
-        columns = [rows.column(name) for name in (*(one.column_name for one in fields), *further)]
-        return pa.RecordBatch.from_arrays(columns, names=[*(one.name for one in fields), *further])
+        texts = {name: rows.column(name) for name in rows.schema.names}
+        names = {one.column_name: one.column_name for one in fields} | {name: name for name in further}
+        if self.evaluates:
+            live = np.ones(len(rows), np.bool_)
+            found = evaluated(self.where, self.computed, partial(typed_column, rows), schema, live)
+            # A name of ours for the computed ones: a column that has come later may be called so, too.
+            texts |= {f"{COMPUTED}{name}": text_of(one.values, one.exact) for name, one in found.computed.items()}
+            names |= {one.column_name: f"{COMPUTED}{one.column_name}" for one in fields if one.computed}
+        columns = [texts[names[name]] for name in (*(one.column_name for one in fields), *further)]
+        given = pa.RecordBatch.from_arrays(columns, names=[*(one.name for one in fields), *further])
+        return given.filter(pa.array(~found.left_out)) if self.evaluates and found.left_out.any() else given
+
+    def unmet(self, schema: TopicSchema) -> str | None:
+        """Why one of the expressions says nothing of this definition; None where all of them do."""
+        return next((why for one in formulas(self.where, self.computed) if (why := one.unmet(schema)) is not None), None)
+
+    def refuse_unmet(self, schema: TopicSchema) -> None:
+        """Raises ConfigError where one of the expressions says nothing of this definition."""
+        if (why := self.unmet(schema)) is not None:
+            raise ConfigError(
+                f"{_where(self, schema)}.{why}",
+                hint=f"write it for the columns that there are; then cdc resume {StopState.STORE_REFUSES}:follow-{self.store} --rebuild, which empties the "
+                "store and builds it again from the log",
+            )
 
 
 ALL: Final = Holding()
-_AT_EXACT: Final = next(at for at, one in enumerate(META_FIELDS) if one.name == EXACT)
+_AT_OP, _AT_EXACT = (next(at for at, one in enumerate(META_FIELDS) if one.name == name) for name in (OP, EXACT))
 
 
 def decoded(text: str) -> Holding:
@@ -121,12 +163,21 @@ def decoded(text: str) -> Holding:
     if not text:
         return Holding()
     raw = json.loads(text)
+    where, origin = raw.get("where"), raw["origin"]
     return Holding(
         None if raw["columns"] is None else tuple(Meant(*one) for one in raw["columns"]),
         tuple(Meant(*one) for one in raw["exclude"]),
         tuple((Meant(name, number), target) for name, number, target in raw["rename"]),
-        raw["origin"],
+        None if where is None else Formula.from_raw(WHERE, where, origin),
+        tuple((name, Formula.from_raw(f"{COMPUTED}{name}", one, origin)) for name, one in raw.get("computed", ())),
+        origin,
     )
+
+
+def failures_of(batch: pa.RecordBatch) -> Mapping[int, str]:
+    """Row → why an expression has no value of it, of a batch that ``Holding.batch`` has made; empty for nearly every batch."""
+    found = exact_values(batch).get(FAILED)
+    return {} if found is None else dict(zip(found.rows.tolist(), found.texts.to_pylist(), strict=True))
 
 
 def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
@@ -135,10 +186,14 @@ def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
     columns: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
     rename: dict[str, str] = {}
+    where: str | None = None
+    computed: dict[str, str] = {}
     for _, said in _of_topic(options, schema):
         if said.columns is not None or said.exclude:
             columns, exclude = said.columns, said.exclude
+        where = where if said.where is None else said.where
         rename |= said.rename
+        computed |= said.computed
     numbers = {one.name: one.origin for one in schema.fields}
 
     def meant(name: str) -> Meant:
@@ -148,6 +203,8 @@ def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
         None if columns is None else tuple(map(meant, columns)),
         tuple(map(meant, exclude)),
         tuple((meant(name), target) for name, target in rename.items()),
+        None if where is None else bound_formula(WHERE, where, schema),
+        tuple((name, bound_formula(f"{COMPUTED}{name}", text, schema)) for name, text in sorted(computed.items())),
         schema.origin,
         options.keys_apart,
         store,
@@ -155,23 +212,39 @@ def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
 
 
 def check(store: str, options: StoreOptions, schema: TopicSchema) -> None:
-    """Raises ConfigError where something is said of a column that the topic does not have, a new name given to one that is not held, or one name to two."""
+    """Raises ConfigError where something is said of a column that the topic does not have, a new name given to one that is not held, or one name to two; and
+    where an expression is none over the topic's columns, or its name is taken."""
+    computed = {name for _, said in _of_topic(options, schema) for name in said.computed}
+    names_there = {*schema.names, *computed}
     for pattern, said in _of_topic(options, schema):
         where = f'stores.{store}.tables."{pattern}"'
+        _check_expressions(where, said, schema)
         for key, names in (("columns", said.columns or ()), ("exclude", said.exclude), ("rename", tuple(said.rename))):
-            unknown = [name for name in names if name not in schema.names]
+            unknown = [name for name in names if name not in names_there]
             if unknown and named((pattern,)):
                 raise _unknown(f"{where}.{key}", unknown[0], schema)
     holding = bound(store, options, schema)
     held = {one.column_name: one for one in holding.held(schema).fields}
-    _refuse_collisions(_where(holding, schema), _fields(holding, schema))
+    _refuse_collisions(_where(holding, schema), _fields(holding, _with_computed(holding, schema)))
     for pattern, said in _of_topic(options, schema):
-        for name in said.rename:
-            if name in schema.names and (name not in held or not held[name].shown):
-                raise ConfigError(
-                    f'stores.{store}.tables."{pattern}".rename: the store does not hold {name} of {schema.topic}',
-                    hint="add it to columns, or leave it out of rename",
-                )
+        for key, names in (("rename", tuple(said.rename)), ("computed", tuple(said.computed))):
+            for name in names:
+                if name in names_there and (name not in held or not held[name].shown):
+                    raise ConfigError(
+                        f'stores.{store}.tables."{pattern}".{key}: the store does not hold {name} of {schema.topic}',
+                        hint=f"add it to columns, or leave it out of {key}",
+                    )
+
+
+def _check_expressions(where: str, said: TableOptions, schema: TopicSchema) -> None:
+    for name, text in said.computed.items():
+        if name in schema.names:
+            raise ConfigError(
+                f"{where}.computed.{name}: {schema.topic} has a column {name}", hint="give what is computed another name"
+            )
+        Formula(f"{COMPUTED}{name}", text).check(where, schema)
+    if said.where is not None:
+        Formula(WHERE, said.where).check(where, schema)
 
 
 def foreseen(store: str, options: StoreOptions, schemas: Sequence[TopicSchema]) -> list[TopicSchema]:
@@ -184,7 +257,7 @@ def foreseen(store: str, options: StoreOptions, schemas: Sequence[TopicSchema]) 
             raise ConfigError(f'stores.{store}.tables."{pattern}": no such table is captured', hint=hint)
         for key, names in (("columns", said.columns or ()), ("exclude", said.exclude), ("rename", tuple(said.rename))):
             for name in names:
-                if mine and not any(name in schema.names for schema in mine):
+                if mine and name not in said.computed and not any(name in schema.names for schema in mine):
                     raise _unknown(f'stores.{store}.tables."{pattern}".{key}', name, mine[0])
     for schema in schemas:
         check(store, options, schema)
@@ -201,10 +274,11 @@ def settled(store: str, topic: TopicSchema, former: Holding, wanted: Holding) ->
         (former.columns is None) == (wanted.columns is None) and not _differ(topic, former, wanted)
     )
     if alike:
+        former.refuse_unmet(topic)
         return former
     what = "; ".join(_differ(topic, former, wanted)) or "columns that the table gets later are treated otherwise"
     raise ConfigError(
-        f"store {store} holds other columns of {topic.topic} than cdc.toml says: {what}",
+        f"store {store} holds other {_others(former, wanted)} of {topic.topic} than cdc.toml says: {what}",
         hint=f"put it back; or cdc resume {StopState.STORE_REFUSES}:follow-{store} --rebuild, which empties the store and builds it again from "
         "the log; or fill a second store beside it",
     )
@@ -216,7 +290,19 @@ def _differ(topic: TopicSchema, former: Holding, wanted: Holding) -> list[str]:
     said = [f"{name} is held, and was not" for name in after if name not in before]
     said += [f"{name} was held, and is not" for name in before if name not in after]
     said += [f"{name} was {before[name]}, and is {after[name]}" for name in after if name in before and before[name] != after[name]]
+    were, are = ({one.key: one for one in formulas(holding.where, holding.computed)} for holding in (former, wanted))
+    said += [f"{key} is said, and was not" for key in are if key == WHERE and key not in were]
+    said += [f"{key} was said, and is not" for key in were if key == WHERE and key not in are]
+    said += [f"{key} is another expression" for key in are if key in were and are[key].meant != were[key].meant]
     return said
+
+
+def _others(former: Holding, wanted: Holding) -> str:
+    """What of a table the two hold differently, at first sight."""
+    rows = (former.where is None) != (wanted.where is None) or (
+        former.where is not None and wanted.where is not None and former.where.meant != wanted.where.meant
+    )
+    return "rows" if rows else "columns"
 
 
 def _places(holding: Holding, topic: TopicSchema) -> dict[str, str]:
@@ -233,7 +319,26 @@ def _unknown(where: str, name: str, schema: TopicSchema) -> ConfigError:
     return ConfigError(f"{where}: {schema.topic} has no column {name}", hint=hint)
 
 
+def _with_computed(holding: Holding, schema: TopicSchema) -> TopicSchema:
+    """The definition with what is computed. A column that has come later under the name of that is not held: see ``_without_taken``."""
+    if not holding.computed:
+        return schema
+    names = {name for name, _ in holding.computed}
+    for one in schema.fields:
+        if one.key and one.name in names:
+            raise ConfigError(
+                f"{_where(holding, schema)}.computed.{one.name}: the key has a column {one.name}",
+                hint="give what is computed another name",
+            )
+    there = (one for one in schema.fields if one.name not in names)
+    try:
+        return replace(schema, fields=(*there, *(formula.field for _, formula in holding.computed)))
+    except ConfigError as error:
+        raise ConfigError(f"{_where(holding, schema)}.{error}", hint=error.hint) from None
+
+
 def _fields(holding: Holding, schema: TopicSchema) -> list[TopicField]:
+    """``schema``: with what is computed."""
     chosen, targets = _chosen(holding, schema), _targets(holding, schema)
     fields = []
     for one in schema.fields:
@@ -255,17 +360,16 @@ def _fields(holding: Holding, schema: TopicSchema) -> list[TopicField]:
 
 @lru_cache(maxsize=4096)
 def _held(holding: Holding, schema: TopicSchema) -> TopicSchema:
-    fields = _without_taken(_fields(holding, schema))
+    fields = _without_taken(_fields(holding, _with_computed(holding, schema)))
     _refuse_collisions(_where(holding, schema), fields)
     return _one(replace(schema, fields=tuple(_objects_together(fields)), holding=holding.text))
 
 
 def _without_taken(fields: Sequence[TopicField]) -> list[TopicField]:
     """A column whose name a renamed one has taken is not held: whoever may add columns to the table must not be able to stop the store."""
-    taken = {
-        place[:depth] for one in fields if one.column and (place := one.path or (one.name,)) for depth in range(1, len(place) + 1)
-    }
-    return [one for one in fields if one.column or one.key or (one.name,) not in taken]
+    ours = [one for one in fields if one.column or one.computed]
+    taken = {place[:depth] for one in ours if (place := one.path or (one.name,)) for depth in range(1, len(place) + 1)}
+    return [one for one in fields if one.column or one.computed or one.key or (one.name,) not in taken]
 
 
 @lru_cache(maxsize=4096)
@@ -288,7 +392,7 @@ def _targets(holding: Holding, schema: TopicSchema) -> Mapping[str, str]:
 
 
 def _whole_rows(schema: TopicSchema) -> bool:
-    return schema.identity == "row" and all(one.key for one in schema.fields)
+    return schema.identity == "row" and all(one.key for one in schema.fields if not one.computed)
 
 
 def _where(holding: Holding, schema: TopicSchema) -> str:
@@ -309,8 +413,8 @@ def _needs_its_key(holding: Holding, schema: TopicSchema, missing: TopicField) -
 def _refuse_collisions(where: str, fields: Sequence[TopicField]) -> None:
     places: dict[tuple[str, ...], TopicField] = {}
     for one in fields:
-        if one.column and (one.path or (one.name,))[0].casefold() in RESERVED:
-            raise ConfigError(f"{where}: {one.column} cannot become {one.name}, a name of our own", hint="rename it otherwise")
+        if (one.column or one.computed) and (one.path or (one.name,))[0].casefold() in RESERVED:
+            raise ConfigError(f"{where}: {one.column_name} cannot become {one.name}, a name of our own", hint="rename it otherwise")
         place = one.path or (one.name,)
         other = places.setdefault(place, one)
         if other is not one:
@@ -344,10 +448,33 @@ def _objects_together(fields: Sequence[TopicField]) -> Iterable[TopicField]:
     return (one for _, one in sorted(enumerate(fields), key=order))
 
 
-def _exact(batch: pa.RecordBatch, held: TopicSchema) -> pa.Array:
-    texts, found = exact_values(batch), {}
+def _given(batch: pa.RecordBatch, held: TopicSchema, found: Evaluation | None) -> pa.RecordBatch:
+    """``found``: None where nothing was evaluated."""
+    columns = [batch.column(one.name) for one in META_FIELDS]
+    alone = len(batch) == 1 and batch.column(OP)[0].as_py() in ALONE
+    odd = found is not None and (found.failures or any(one.exact for one in found.computed.values()))
+    if odd or (batch.column(EXACT).null_count < len(batch) and not alone):
+        columns[_AT_EXACT] = _exact(batch, held, found)
+    if found is not None and (found.failures or found.left_out.any()):
+        gone = found.left_out.copy()
+        gone[list(found.failures)] = True
+        columns[_AT_OP] = pa.array(np.where(gone, np.int8(Op.DELETE), batch.column(OP).to_numpy()))
     for one in held.fields:
-        if one.column_name in texts:
+        if not one.computed:
+            columns.append(batch.column(one.column_name))
+        else:
+            columns.append(pa.nulls(len(batch), one.type) if found is None else found.computed[one.column_name].values)
+    return pa.RecordBatch.from_arrays(columns, schema=topic_batch_schema(held))
+
+
+def _exact(batch: pa.RecordBatch, held: TopicSchema, evaluation: Evaluation | None) -> pa.Array:
+    texts, found = exact_values(batch), dict[str, Mapping[int, str]]()
+    for one in held.fields:
+        if one.computed:
+            found[one.name] = {} if evaluation is None else evaluation.computed[one.column_name].exact
+        elif one.column_name in texts:
             mine = texts[one.column_name]
             found[one.name] = dict(zip(mine.rows.tolist(), mine.texts.to_pylist(), strict=True))
+    if evaluation is not None:
+        found[FAILED] = evaluation.failures
     return exact_column(len(batch), found)

@@ -30,7 +30,7 @@ from sinks.contract import EpochPassed, Outcome, Shape, Traits
 from sinks.deadletters import Letter
 from sinks.followedlog import refuse_missed
 from sinks.memoryunits import TOO_LONG, Call, MemoryAnswer, Store, TableUnit, Unit, batch_of, fits
-from sinks.render.rowtext import join_key, row_keys, row_text
+from sinks.render.rowtext import join_key, keys, row_keys, row_text
 
 
 class Options(StoreOptions):
@@ -296,6 +296,9 @@ class MemorySink:
     def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
         parts = [keys.column(column.name) for column in schema.key]
         return join_key(parts, ":" if len(parts) > 1 else "")
+
+    def places(self, rows: pa.RecordBatch) -> pa.Array:
+        return keys(rows, topic_schema(rows.schema))
 
     # --- reading ---------------------------------------------------------------------------------------------------------------------
 

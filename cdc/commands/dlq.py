@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -136,7 +137,7 @@ def edit(
     """Let the store hold a corrected row, until the row changes in the database. The log and the other stores keep the row as it is."""
     settings = invocation(context).settings()
     found = _named(store, _asked(settings, store), [letter])[0]
-    schema = _schema(settings, found)
+    schema = _correctable(settings, store, found)
     values = read_values(_read(file), schema)
     numbers = {one.name: one.origin for one in schema.fields if one.name in values}
     _decide(settings, store, LetterRequest(Verb.EDIT, [found.id], _operator(), values, numbers), timeout, as_json=as_json)
@@ -212,6 +213,17 @@ def _schema(settings: Settings, letter: Letter) -> TopicSchema:
     if found is None:
         raise ConfigError(f"the log has no topic {letter.table}", hint="cdc log ls")
     return found
+
+
+def _correctable(settings: Settings, store: str, letter: Letter) -> TopicSchema:
+    """The table's columns, and what the store computes of them, which may be corrected, too."""
+    from sinks.heldlog import HeldLog
+
+    schema = _schema(settings, letter)
+    with closing(open_log(settings)) as log:
+        held = HeldLog(log, store, store_options(settings, store)).held(schema)
+    computed = {one.column_name: replace(one, name=one.column_name) for one in held.fields if one.computed}
+    return replace(schema, fields=(*(one for one in schema.fields if one.name not in computed), *computed.values()))
 
 
 def _row(settings: Settings, letter: Letter) -> dict[str, str | None] | None:

@@ -26,6 +26,7 @@ from cdc.state import letterrequests
 from cdc.state.letterrequests import LetterAnswer, LetterRequest, Verb
 from sinks.contract import Sink, audit_schema
 from sinks.deadletters import Letter, LetterBox, LetterState, as_deletes
+from sinks.holding import failures_of
 from sinks.render.rowtext import row_text
 from sinks.reshape import conformed, reshaped
 
@@ -103,7 +104,9 @@ class Deciding:
                 return self._uncorrect(letter, row, request.by)
 
     def _replay(self, letter: Letter, row: pa.RecordBatch) -> str | None:
-        letter, refused = self._put(letter, row)
+        refused = self._failure(letter)
+        if refused is None:
+            letter, refused = self._put(letter, row)
         if refused is None:
             self.box.forget([letter.id])
         elif letter.state is LetterState.ASIDE and refused != letter.reason:
@@ -130,17 +133,18 @@ class Deciding:
         return refused
 
     def _put(self, letter: Letter, row: pa.RecordBatch) -> tuple[Letter, str | None]:
-        """Writes the row in the letter's place; no later change of it has been applied. First the letter says where that stands, so that nobody takes it
-        for a later change."""
-        letter = replace(letter, stands_at=max(letter.position, self.sink.held(letter.table)))
-        self.box.keep([letter])
-        return letter, self.box.put(row, letter.stands_at)
+        return put_in_place(self.sink, self.box, letter, row)
 
     def _row(self, letter: Letter) -> pa.RecordBatch | None:
         """The letter's change under the definition that the topic has in the store; None where the log has it no longer."""
         schema = self._schema(letter)
         found = row_in_log(self.log, letter)
         return None if schema is None or found is None else conformed(found, schema)
+
+    def _failure(self, letter: Letter) -> str | None:
+        """Why an expression of the store has no value of the row; None where it has one."""
+        found = row_in_log(self.log, letter)
+        return None if found is None else failures_of(found).get(0)
 
     def _schema(self, letter: Letter) -> TopicSchema | None:
         shape = self.sink.shape(letter.table)
@@ -159,6 +163,14 @@ def _meant(schema: TopicSchema, name: str, number: int) -> TopicField | None:
     fields = [one for one in schema.fields if one.shown and not one.key]
     numbered = number and any(one.origin for one in fields)
     return next((one for one in fields if (one.origin == number if numbered else one.column_name == name)), None)
+
+
+def put_in_place(sink: Sink, box: LetterBox, letter: Letter, row: pa.RecordBatch) -> tuple[Letter, str | None]:
+    """Writes the row in the letter's place; no later change of it has been applied. First the letter says where that stands, so that nobody takes it
+    for a later change. Returns the letter as it is now, and why the store cannot hold the row (``LetterBox.put``)."""
+    letter = replace(letter, stands_at=max(letter.position, sink.held(letter.table)))
+    box.keep([letter])
+    return letter, box.put(row, letter.stands_at)
 
 
 def row_in_log(log: LogReader, letter: Letter) -> pa.RecordBatch | None:

@@ -308,9 +308,14 @@ class Contract(Strict):
 class TableOptions(Strict):
     """``[stores.NAME.tables."schema.table"]``: what a store makes of one table (* and ? match)."""
 
+    where: str | None = None
+    """The rows that the store holds: those for which this is true, an expression of Postgres's SQL over the table's columns
+    ([expressions.md](expressions.md)). A row for which it stops being true is deleted from the store. Left out: all of them."""
+    computed: Mapping[str, str] = {}
+    """Name → an expression over the table's columns, whose value the store holds under this name."""
     columns: tuple[str, ...] | None = None
-    """The columns that the store holds; a column that the table gets later is not one of them. Left out: all of them. What tells rows apart is
-    known in any case, and shown if it is listed."""
+    """The columns that the store holds, and of what is computed; a column that the table gets later is not one of them. Left out: all of them. What tells
+    rows apart is known in any case, and shown if it is listed."""
     exclude: tuple[str, ...] = ()
     """Columns that it does not hold; one that the table gets later is held. Instead of `columns`."""
     rename: Mapping[str, str] = {}
@@ -326,6 +331,14 @@ class TableOptions(Strict):
             if (twice := _twice(names)) is not None:
                 raise ValueError(f"{key} names {twice} twice")
         return self
+
+    @field_validator("computed")
+    @classmethod
+    def _has_plain_names(cls, computed: Mapping[str, str]) -> Mapping[str, str]:
+        for name in computed:
+            if not name or "." in name:
+                raise ValueError(f"{name!r} is not a name; for a place within an object, give it a plain name and rename it")
+        return computed
 
     @field_validator("columns")
     @classmethod
@@ -350,7 +363,7 @@ class TableOptions(Strict):
     @property
     def chooses(self) -> bool:
         """Whether the store holds the table otherwise than all of it, as it is."""
-        return self.columns is not None or bool(self.exclude or self.rename)
+        return self.columns is not None or self.where is not None or bool(self.exclude or self.rename or self.computed)
 
 
 _PART: Final = re.compile(r"[^\W_][\w-]*")

@@ -74,9 +74,9 @@ class CacheLetters:
             command("HINCRBY", self._key, f"{topic}{_ROWS}", len(lost)),
         ]
 
-    def ended_before(self, topic: str, position: int, again: Collection[int]) -> list[bytes]:
-        """The commands that remove a table's, when it changes as a whole. ``again``: see ``Letters.before``."""
-        before = self.known.before(topic, position, again)
+    def ended_before(self, topic: str, position: int, *, emptied: bool, again: Collection[int]) -> list[bytes]:
+        """The commands that remove a table's, when it changes as a whole (``Letters.before``)."""
+        before = self.known.before(topic, position, emptied=emptied, again=again)
         return self._removed([one for one in before if not self.known.by_id[one].whole_table])
 
     def table_held(self, topic: str) -> list[bytes]:

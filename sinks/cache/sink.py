@@ -321,6 +321,12 @@ class CacheSink:
     def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
         return name_texts(self._known.keys(schema).texts_of_keys(keys))
 
+    def places(self, rows: pa.RecordBatch) -> pa.Array:
+        schema = topic_schema(rows.schema)
+        return (
+            name_texts(self._known.keys(schema).texts(rows)) if self._known.holds(schema.topic) else pa.nulls(len(rows), pa.utf8())
+        )
+
     def _barriers(self) -> CacheBarriers:
         if self._epoch is None or self._log is None:
             raise StoreError(f"store {self.name} is open for reading only", retryable=False)

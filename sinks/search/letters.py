@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from cdc.errors import StoreError
 from cdc.model.position import Position
-from sinks.deadletters import Letter, Letters
+from sinks.deadletters import Letter, Letters, LetterState
 from sinks.search import conditional
 from sinks.search.wire import Cluster
 
@@ -75,10 +75,11 @@ class SearchLetters:
         self._send(({"delete": {"_id": one}}, None) for one in ids)
         self.known.remove(ids)
 
-    def end(self, topic: str, position: Position, again: Collection[int] = ()) -> None:
-        """A change of the table as a whole leaves nothing of what came before. ``again``: see ``Letters.before``."""
-        if ids := self.known.before(topic, position, again):
+    def end(self, topic: str, position: Position, *, emptied: bool, again: Collection[int] = ()) -> None:
+        """A change of the table as a whole leaves nothing of what came before (``Letters.before``), and nothing that an operator has corrected."""
+        if ids := self.known.before(topic, position, emptied=emptied, again=again):
             self.forget(ids)
+        self.keep([one.undecided() for one in self.known.of(topic) if one.failed and one.state is LetterState.EDITED])
 
     def compare(self, index: str, topic: str) -> None:
         """Removes those whose rows have a later change in the table's index, where others have written it."""

@@ -287,6 +287,9 @@ class SearchSink:
     def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
         return ids_of_keys(keys, schema)
 
+    def places(self, rows: pa.RecordBatch) -> pa.Array:
+        return document_ids(keys(rows, topic_schema(rows.schema)))
+
     def applied(self) -> Cut:
         return self._looks.applied(writing=self._epoch is not None) if self._tables.followed.begun else ZERO_CUT
 
