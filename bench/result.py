@@ -36,7 +36,9 @@ def faster(ours: list[float], limit: list[float], unit: str, bar: float | None =
 def lower(ours: list[float], limit: float, unit: str) -> Figure:
     """Figures where less is better (milliseconds, seconds, megabytes) against a fixed bound."""
     value = median(ours)
-    return Figure(_round(value), unit, _round(limit), _round(limit / value) if value else float("inf"), 1.0, tuple(map(_round, ours)))
+    return Figure(
+        _round(value), unit, _round(limit), _round(limit / value) if value else float("inf"), 1.0, tuple(map(_round, ours))
+    )
 
 
 @dataclass(slots=True)

@@ -47,6 +47,8 @@ class ConsoleSink:
         self._log = log
         return self._applied
 
+    def finish(self) -> None: ...
+
     def held(self, topic: str) -> Position:  # noqa: ARG002
         return self._applied.position
 

@@ -3,6 +3,7 @@
 A follower drives a sink like this, again and again::
 
     applied = sink.open(log, epoch)
+    sink.finish()
     for each range of the log (applied, cut]:
         sink.prepare(schema)           # once per topic and definition, before its first batch
         sink.apply(batch) …            # a topic's batches in position order; a TRUNCATE or SCHEMA in its turn
@@ -160,6 +161,12 @@ class Sink(Protocol):
         DELETE that is gone from the log (``sinks.followedlog``). What is written afterwards is marked with the history that the marks were
         compared with; once the log is in another, everything that writes raises StoreError (retryable), and the store is opened again.
         """
+        ...
+
+    def finish(self) -> None:
+        """Finishes what an earlier writer began, and what is done to every row because the options are different now. Called once after ``open``
+        with an epoch, when it is known which columns the store holds (``sinks.heldlog``): the log is read for it, and gave something else before.
+        Raises as ``apply`` does."""
         ...
 
     def held(self, topic: str) -> Position:

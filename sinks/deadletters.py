@@ -6,7 +6,8 @@ A letter is one row's, by its key. Its values stay in the log, found by the posi
   log says, whatever it was built from and in which steps; what it cannot show is missing, and named.
 - **A later change of that key replaces it**: changes are whole rows, so one that the store can hold is all that it needs, and a delete leaves
   nothing to hold. One that it cannot hold either becomes the letter. A TRUNCATE, and whatever writes a table's rows again, ends its letters.
-- **They are bounded**: a store that would keep more than ``LETTERS_MAX`` stops, for then the store is at fault, not the rows.
+- **They are bounded**: a store that would keep more than ``LETTERS_MAX`` stops, for then the store is at fault, not the rows. Those that an
+  operator has accepted are not counted.
 
 docs/decisions/dead-letters.md tells why.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -26,12 +27,12 @@ import pyarrow.compute as pc
 
 from cdc.errors import StoreError
 from cdc.model.batch import OP, Op
-from cdc.model.position import Position
+from cdc.model.position import START, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import DeadLetter
 
 LETTERS_MAX: Final = 10_000
-"""Of one store."""
+"""Of one store, not counting those that an operator has accepted."""
 
 
 class LetterState(StrEnum):
@@ -52,8 +53,8 @@ class Letter:
     position: Position
     """The place of the change in the log."""
     reason: str
-    key: str = ""
-    """The row's place in the store: a document's id, the name of a key. Empty for a table that is set aside as a whole, and in letters of
+    key: str | None = None
+    """The row's place in the store: a document's id, the name of a key. None for a table that is set aside as a whole, and in letters of
     versions that did not write it."""
     at_s: float = 0.0
     """When it was set aside: Unix time, seconds. 0: not known."""
@@ -63,14 +64,19 @@ class Letter:
     decided_s: float = 0.0
     values: Mapping[str, str | None] = field(default_factory=dict)
     """The columns that an operator has corrected, as canonical text."""
+    stands_at: Position = START
+    """The position at which the store was last given a row, or its absence, in the place of this one (``LetterBox.put``)."""
     rows: int = 1
     whole_table: bool = False
     """The store cannot hold any row of the table; it does once it can (``rows``: so many changes were passed over)."""
+    failed: bool = False
+    """An expression of the store has no value of the row (``sinks.formula``): the store itself was given its DELETE, at this position."""
 
     @property
     def id(self) -> str:
-        """The same for the same change, so that a replay does not add to them."""
-        return self.table if self.whole_table else f"{self.table}@{self.position}"
+        """The same for the same change, so that a replay does not add to them. What stands behind the last @ tells a table from a row, whatever
+        the tables are called."""
+        return f"{self.table}@all" if self.whole_table else f"{self.table}@{self.position}"
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "values": dict(self.values)}, ensure_ascii=False, separators=(",", ":"))
@@ -84,8 +90,12 @@ class Letter:
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> Letter:
         """As ``from_json``."""
-        found = {**raw, "position": Position(int(raw["position"])), "state": LetterState(raw.get("state", LetterState.ASIDE))}
-        return cls(**found)
+        found = {"position": Position(int(raw["position"])), "stands_at": Position(int(raw.get("stands_at", START)))}
+        return cls(**{**raw, **found, "state": LetterState(raw.get("state", LetterState.ASIDE))})
+
+    def undecided(self) -> Letter:
+        """As it was before an operator has decided anything."""
+        return replace(self, state=LetterState.ASIDE, by="", decided_s=0.0, values={}, stands_at=START)
 
     def as_outcome(self) -> DeadLetter:
         return DeadLetter(self.table, self.position, self.reason)
@@ -100,18 +110,23 @@ class LetterBox(Protocol):
         by a sink that is not open."""
         ...
 
-    def keep(self, letter: Letter) -> None:
-        """Replaces the letter of this id. Durable on return."""
+    def keep(self, letters: Collection[Letter]) -> None:
+        """Records them, each in place of a letter of its id. Durable on return."""
         ...
 
     def forget(self, ids: Collection[str]) -> None:
         """Removes these letters. Durable on return; those that are gone already are fine."""
         ...
 
-    def put(self, row: pa.RecordBatch) -> str | None:
+    def put(self, row: pa.RecordBatch, at: Position) -> str | None:
         """Writes one row, or takes it away where it is a DELETE, in the place of a letter's: under the definition that the topic has in the
-        store, at its own change's position. Returns why the store cannot hold it, without its values, and None once it does. Only changes after
-        what is applied win against it. Raises StoreError."""
+        store. ``at``: where it stands from now on, the highest position of the topic that the store has; its own, which may name it, is that of
+        its change. Returns why the store cannot hold it, without its values, and None once it does. Only changes after ``at`` win against it.
+        Raises StoreError."""
+        ...
+
+    def places(self, rows: pa.RecordBatch) -> pa.Array:
+        """Each change's place as letters name it (``Letter.key``), utf8; NULL where the table is set aside as a whole."""
         ...
 
     def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
@@ -160,16 +175,38 @@ class Letters:
     def of(self, topic: str) -> list[Letter]:
         return [one for one in self.by_id.values() if one.table == topic]
 
-    def before(self, topic: str, position: int) -> list[str]:
-        """The ids of those that a change of the table as a whole ends."""
-        return [one.id for one in self.of(topic) if one.position < position]
+    def before(self, topic: str, position: int, *, emptied: bool, again: Collection[int] = ()) -> list[str]:
+        """The ids of those that a change of the table as a whole ends. ``emptied``: every row of before is gone. Where they are written again
+        instead, a row that an expression fails for is not among them and keeps its letter; ``again``: the positions of those that the store has
+        refused again, which keep theirs."""
+        kept = (one for one in self.of(topic) if one.position < position and one.position not in again)
+        return [one.id for one in kept if emptied or not one.failed]
+
+    def refused(self, fresh: Iterable[Letter], *, edited_stay: bool = False) -> list[Letter]:
+        """These letters as they are to be recorded, without those that stay as they are.
+
+        A change that is refused again keeps its letter, as an operator has left it; but it says under which key the row stands now. A row that was
+        corrected is merely set aside again, since the change takes its place, but where ``edited_stay``.
+        """
+        found = []
+        for one in fresh:
+            known = self.by_id.get(one.id)
+            if known is None or known.key is None:
+                found.append(one)
+                continue
+            now = replace(known, key=one.key, reason=one.reason, failed=one.failed)
+            if known.state is LetterState.EDITED and not edited_stay:
+                now = now.undecided()
+            if now != known:
+                found.append(now)
+        return found
 
     def ended(self, topic: str, keys: Callable[[], pa.Array], positions: npt.NDArray[np.int64], taken: TakenChanges) -> list[str]:
         """The ids of those that these changes of the topic end: the store has taken a later one of their key, or itself, now that it can.
 
         ``keys``: gives each change's, and is asked only where the topic has letters; ``taken``: which changes the store has taken, and which of them changed it.
         """
-        mine = {one.key: one for one in self.of(topic) if one.key}
+        mine = {one.key: one for one in self.of(topic) if one.key is not None}
         if not mine:
             return []
         named = keys()
@@ -177,19 +214,29 @@ class Letters:
         found = []
         for row, key in zip(at.tolist(), named.take(pa.array(at)).to_pylist(), strict=True):
             letter, position = mine[key], int(positions[row])
-            if taken.there[row] and (position > letter.position or (position == letter.position and taken.written[row])):
+            itself = position == letter.position and taken.written[row] and not letter.failed
+            if taken.there[row] and (position > letter.position or itself):
                 found.append(letter.id)
         return found
 
-    def refuse_too_many(self, fresh: Collection[Letter]) -> None:
-        """Raises StoreError when there would be more than a store may have."""
-        added = sum(one.id not in self.by_id for one in fresh)
-        if added and len(self.by_id) + added > LETTERS_MAX:
-            raise StoreError(
-                f"store {self._store} has {len(self.by_id)} dead letters, and {added} more would be too many",
-                retryable=False,
-                hint=f"see what they have in common (cdc dlq ls {self._store}), put that right in the store, then resume",
-            )
+    @property
+    def room(self) -> int:
+        """How many more there may be; negative where there are too many."""
+        return LETTERS_MAX - sum(one.state is not LetterState.ACCEPTED for one in self.by_id.values())
+
+    def fitting(self, fresh: Sequence[Letter]) -> Sequence[Letter]:
+        """Those of them, from the first on, that a store may have beside the others."""
+        new = np.cumsum([one.id not in self.by_id for one in fresh])
+        return fresh if not len(fresh) or new[-1] <= self.room else fresh[: int(np.searchsorted(new, max(self.room, 0), "right"))]
+
+    def too_many(self) -> StoreError:
+        """The error of a store that would have more."""
+        return StoreError(
+            f"store {self._store} has {LETTERS_MAX - self.room} dead letters that nobody has accepted, and more would be too many",
+            retryable=False,
+            hint=f"see what they have in common (cdc dlq ls {self._store}), and put that right in the store, or accept them "
+            f"(cdc dlq drop {self._store} --all), then resume",
+        )
 
 
 def last_of_keys(keys: pa.Array, rows: Sequence[int]) -> list[int]:

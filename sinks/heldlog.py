@@ -16,12 +16,15 @@ import pyarrow as pa
 
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, Slice, Topic, TopicState, selected
+from cdc.model.batch import first_position
+from cdc.model.evolution import topic_change_of
 from cdc.model.lineage import Lineage
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
-from sinks.holding import Holding, bound, check, decoded, settled
+from sinks.holding import Holding, bound, check, decoded
+from sinks.settling import settled
 
 if TYPE_CHECKING:
     from sinks.contract import Sink
@@ -39,20 +42,25 @@ class HeldLog:
         self._store = store
         self._options = options
         self._holdings: dict[str, Holding] = {}
+        self._known_to: dict[str, Position] = {}
+        """How far the definitions go, by topic, that the log had when the topic's holding was bound or settled."""
         self._settled = False
 
     def forget(self) -> None:
         """To be called before the store is opened (again)."""
-        self._holdings, self._settled = {}, False
+        self._holdings, self._known_to, self._settled = {}, {}, False
 
     def settle(self, sink: Sink) -> None:
         """To be called once the store is open. Raises ConfigError where it has rows of another holding, or the configuration says something of a
         column that does not exist."""
         for topic in selected(self._log, self._options.tables):
             shape, holding = sink.shape(topic.name), self._holding(topic)
+            self._known_to[topic.name] = topic.last
             if shape is None:
                 check(self._store, self._options, topic.schema)
-            elif shape.schema.holding != holding.text:
+            elif shape.schema.holding == holding.text:
+                holding.refuse_unmet(topic.schema)
+            else:
                 self._holdings[topic.name] = settled(self._store, topic.schema, decoded(shape.schema.holding), holding)
         self._settled = True
 
@@ -82,6 +90,7 @@ class HeldLog:
             if self._settled:
                 check(self._store, self._options, topic.schema)
             found = self._holdings[topic.name] = bound(self._store, self._options, topic.schema)
+            self._known_to[topic.name] = topic.last
         return found
 
     def topics(self) -> Sequence[Topic]:
@@ -115,7 +124,16 @@ class HeldLog:
 
     def _given(self, topic: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         holding = self.holding(topic)
-        return batches if holding.everything else map(holding.batch, batches)
+        if not holding.evaluates:
+            return batches if holding.everything else map(holding.batch, batches)
+        return self._evaluated(topic, holding, batches)
+
+    def _evaluated(self, topic: str, holding: Holding, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Raises ConfigError at a definition, later than those that the holding was bound to, of which its expressions say nothing."""
+        for batch in batches:
+            if (change := topic_change_of(batch)) is not None and first_position(batch) > self._known_to[topic]:
+                holding.refuse_unmet(change.schema)
+            yield holding.batch(batch)
 
     # -- what is the same for everybody -------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
-"""The share of a topic that one store holds: some of its fields, under names of the user's choice. Pure.
+"""The share of a topic that one store holds: some of its rows and fields, and fields computed of them, under names of the user's choice. Pure.
 
-``[stores.NAME.tables."schema.table"]`` says it in the source's names (``columns``, ``exclude``, ``rename``). A ``Holding`` is that, bound to what
+``[stores.NAME.tables."schema.table"]`` says it in the source's names: first ``where``, then ``computed``, then ``columns`` or ``exclude``, then ``rename``. A
+``Holding`` is that, bound to what
 the names meant when the store took the topic up: a field goes by its number, so that one which the source renames is still the one that
 was meant, and by its name where no number is known or no field has it (any more). It makes of each definition of the topic the schema that the
 store has (``held``), and of each batch the rows that it is given (``batch``). Nothing behind it, sinks, barriers and policies alike, ever sees more.
@@ -9,6 +10,9 @@ What is held does not change under a store that has rows: the holding stands in 
 its shape, and rows of two holdings are never taken for versions of each other (``sinks.reshape.origins``).
 
 The key's fields are in every held schema and keep their names. Where they are not among the columns they are not ``shown``.
+
+``where`` is about rows, not about changes: a change after which it is not true of the row is a DELETE to the store, at the same position. So is one of which an
+expression has no value, such as a division by zero; the batch says why (``failures_of``), and whoever applies it makes it a dead letter.
 """
 
 from __future__ import annotations
@@ -17,20 +21,21 @@ import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from cdc.errors import ConfigError, StopState
-from cdc.model.batch import EXACT, META_FIELDS, OP, RESERVED, Op, topic_batch_schema, topic_schema
+from cdc.model.batch import ALONE, EXACT, FAILED, META_FIELDS, OP, RESERVED, Op, topic_batch_schema, topic_schema
 from cdc.model.selection import matches, named
 from cdc.model.topic import TopicField, TopicSchema
 from cdc.settings.models import StoreOptions, TableOptions
+from sinks.formula import COMPUTED, WHERE, Evaluation, Formula, column_of, evaluated, formulas, text_of, typed_column
+from sinks.formula import bound as bound_formula
 from sinks.render.fromtext import exact_column
 from sinks.render.rowtext import exact_values
-
-_SCHEMA: Final = int(Op.SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ class Holding:
     """Options of fields that only the store's kind has (``wishes_of``)."""
     shaping: tuple[tuple[str, str], ...] = ()
     """The same of all rows (``StoreOptions.shaping``)."""
+    where: Formula | None = None
+    computed: tuple[tuple[str, Formula], ...] = ()
     origin: str = ""
     keys_apart: bool = True
     """The key need not be among the columns (``StoreOptions.keys_apart``)."""
@@ -69,7 +76,13 @@ class Holding:
     @property
     def everything(self) -> bool:
         """The store holds the topic as it is."""
-        return self.columns is None and not self.exclude and not self.rename and not self.wishes and not self.shaping
+        chosen = self.exclude or self.rename or self.wishes or self.shaping
+        return self.columns is None and not chosen and not self.evaluates
+
+    @property
+    def evaluates(self) -> bool:
+        """There are expressions to be evaluated over each row."""
+        return self.where is not None or bool(self.computed)
 
     @property
     def text(self) -> str:
@@ -84,6 +97,10 @@ class Holding:
             raw["wishes"] = sorted([one.name, one.number, wish] for one, wish in self.wishes)
         if self.shaping:
             raw["shaping"] = sorted(self.shaping)
+        if self.where is not None:
+            raw["where"] = self.where.raw
+        if self.computed:
+            raw["computed"] = [[name, formula.raw] for name, formula in self.computed]
         return json.dumps(raw, separators=(",", ":"), ensure_ascii=False)
 
     @property
@@ -91,7 +108,8 @@ class Holding:
         """The words of the configuration, whatever they meant."""
         columns = None if self.columns is None else frozenset(one.name for one in self.columns)
         named = [frozenset((one.name, text) for one, text in texts) for texts in (self.rename, self.wishes)]
-        return columns, frozenset(one.name for one in self.exclude), *named, frozenset(self.shaping)
+        expressions = frozenset((one.key, one.text) for one in formulas(self.where, self.computed))
+        return columns, frozenset(one.name for one in self.exclude), *named, frozenset(self.shaping), expressions
 
     def held(self, schema: TopicSchema) -> TopicSchema:
         """The schema that the store has of a topic under this definition; always the same object.
@@ -104,25 +122,49 @@ class Holding:
         """The changes as the store is given them."""
         if self.everything:
             return batch
-        held = self.held(topic_schema(batch.schema))
-        columns = [batch.column(one.name) for one in META_FIELDS]
-        if batch.column(EXACT).null_count < len(batch) and not (len(batch) == 1 and batch.column(OP)[0].as_py() == _SCHEMA):
-            columns[_AT_EXACT] = _exact(batch, held)
-        columns += [batch.column(one.column_name) for one in held.fields]
-        return pa.RecordBatch.from_arrays(columns, schema=topic_batch_schema(held))
+        schema = topic_schema(batch.schema)
+        held = self.held(schema)
+        if not self.evaluates or not len(batch) or batch.column(OP)[0].as_py() in ALONE:
+            return _given(batch, held, None)
+        live = batch.column(OP).to_numpy() != int(Op.DELETE)
+        found = evaluated(self.where, self.computed, partial(column_of, batch), schema, live)
+        return _given(batch, held, found)
 
     def rows(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
-        """The source's rows of text under ``schema``; further columns stay as they are. Schema: ``sinks.contract.audit_schema(held)``, and those."""
+        """The source's rows of text under ``schema`` that the store is to hold; further columns stay as they are. A row of which an expression has no value is
+        among them, for it is missing in the store. Schema: ``sinks.contract.audit_schema(held)``, and those."""
         if self.everything:
             return rows
         fields = self.held(schema).fields
         further = [name for name in rows.schema.names if name not in schema.names]
-        columns = [rows.column(name) for name in (*(one.column_name for one in fields), *further)]
-        return pa.RecordBatch.from_arrays(columns, names=[*(one.name for one in fields), *further])
+        texts = {name: rows.column(name) for name in rows.schema.names}
+        names = {one.column_name: one.column_name for one in fields} | {name: name for name in further}
+        if self.evaluates:
+            live = np.ones(len(rows), np.bool_)
+            found = evaluated(self.where, self.computed, partial(typed_column, rows), schema, live)
+            # A name of ours for the computed ones: a column that has come later may be called so, too.
+            texts |= {f"{COMPUTED}{name}": text_of(one.values, one.exact) for name, one in found.computed.items()}
+            names |= {one.column_name: f"{COMPUTED}{one.column_name}" for one in fields if one.computed}
+        columns = [texts[names[name]] for name in (*(one.column_name for one in fields), *further)]
+        given = pa.RecordBatch.from_arrays(columns, names=[*(one.name for one in fields), *further])
+        return given.filter(pa.array(~found.left_out)) if self.evaluates and found.left_out.any() else given
+
+    def unmet(self, schema: TopicSchema) -> str | None:
+        """Why one of the expressions says nothing of this definition; None where all of them do."""
+        return next((why for one in formulas(self.where, self.computed) if (why := one.unmet(schema)) is not None), None)
+
+    def refuse_unmet(self, schema: TopicSchema) -> None:
+        """Raises ConfigError where one of the expressions says nothing of this definition."""
+        if (why := self.unmet(schema)) is not None:
+            raise ConfigError(
+                f"{_where(self, schema)}.{why}",
+                hint=f"write it for the columns that there are; then cdc resume {StopState.STORE_REFUSES}:follow-{self.store} --rebuild, which empties the "
+                "store and builds it again from the log",
+            )
 
 
 ALL: Final = Holding()
-_AT_EXACT: Final = next(at for at, one in enumerate(META_FIELDS) if one.name == EXACT)
+_AT_OP, _AT_EXACT = (next(at for at, one in enumerate(META_FIELDS) if one.name == name) for name in (OP, EXACT))
 
 
 def decoded(text: str) -> Holding:
@@ -130,13 +172,16 @@ def decoded(text: str) -> Holding:
     if not text:
         return Holding()
     raw = json.loads(text)
+    where, origin = raw.get("where"), raw["origin"]
     return Holding(
         None if raw["columns"] is None else tuple(Meant(*one) for one in raw["columns"]),
         tuple(Meant(*one) for one in raw["exclude"]),
         tuple((Meant(name, number), target) for name, number, target in raw["rename"]),
         tuple((Meant(name, number), wish) for name, number, wish in raw.get("wishes", ())),
         tuple((name, text) for name, text in raw.get("shaping", ())),
-        raw["origin"],
+        None if where is None else Formula.from_raw(WHERE, where, origin),
+        tuple((name, Formula.from_raw(f"{COMPUTED}{name}", one, origin)) for name, one in raw.get("computed", ())),
+        origin,
     )
 
 
@@ -152,6 +197,12 @@ def wishes_of(held: TopicSchema) -> Mapping[str, str]:
     return found
 
 
+def failures_of(batch: pa.RecordBatch) -> Mapping[int, str]:
+    """Row → why an expression has no value of it, of a batch that ``Holding.batch`` has made; empty for nearly every batch."""
+    found = exact_values(batch).get(FAILED)
+    return {} if found is None else dict(zip(found.rows.tolist(), found.texts.to_pylist(), strict=True))
+
+
 def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
     """The share of the topic that the store is to hold, by the names that its columns have in ``schema``. Of several patterns the last that matches and says
     anything decides; new names add up."""
@@ -159,11 +210,15 @@ def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
     exclude: tuple[str, ...] = ()
     rename: dict[str, str] = {}
     wishes: dict[str, str] = {}
+    where: str | None = None
+    computed: dict[str, str] = {}
     for _, said in _of_topic(options, schema):
         if said.columns is not None or said.exclude:
             columns, exclude = said.columns, said.exclude
+        where = where if said.where is None else said.where
         rename |= said.targets
         wishes |= said.of_fields
+        computed |= said.computed
     came_from = {target: name for name, target in rename.items()}
     numbers = {one.name: one.origin for one in schema.fields}
 
@@ -176,6 +231,8 @@ def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
         tuple((meant(name), target) for name, target in rename.items()),
         tuple((meant(came_from.get(name, name)), wish) for name, wish in wishes.items()),
         tuple(options.shaping.items()),
+        None if where is None else bound_formula(WHERE, where, schema),
+        tuple((name, bound_formula(f"{COMPUTED}{name}", text, schema)) for name, text in sorted(computed.items())),
         schema.origin,
         options.keys_apart,
         store,
@@ -183,28 +240,44 @@ def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
 
 
 def check(store: str, options: StoreOptions, schema: TopicSchema) -> None:
-    """Raises ConfigError where something is said of a column that the topic does not have, a new name given to one that is not held, or one name to two."""
+    """Raises ConfigError where something is said of a column that the topic does not have, a new name given to one that is not held, or one name to two; and
+    where an expression is none over the topic's columns, or its name is taken."""
+    computed = {name for _, said in _of_topic(options, schema) for name in said.computed}
+    names_there = {*schema.names, *computed}
     for pattern, said in _of_topic(options, schema):
         where = f'stores.{store}.tables."{pattern}"'
+        _check_expressions(where, said, schema)
         for key, names in _naming(said).items():
-            unknown = [name for name in names if name not in schema.names]
+            unknown = [name for name in names if name not in names_there]
             if unknown and named((pattern,)):
                 raise _unknown(f"{where}{key}", unknown[0], schema)
     holding = bound(store, options, schema)
     held = {one.column_name: one for one in holding.held(schema).fields}
-    _refuse_collisions(_where(holding, schema), _fields(holding, schema))
+    _refuse_collisions(_where(holding, schema), _fields(holding, _with_computed(holding, schema)))
     for pattern, said in _of_topic(options, schema):
         where = f'stores.{store}.tables."{pattern}"'
-        for name in said.targets:
-            if name in schema.names and (name not in held or not held[name].shown):
+        renamed = ((name, ".rename" if name in said.rename else "") for name in said.targets)
+        for name, key in (*renamed, *((name, ".computed") for name in said.computed)):
+            if name in names_there and (name not in held or not held[name].shown):
                 raise ConfigError(
-                    f"{where}{'.rename' if name in said.rename else ''}: the store does not hold {name} of {schema.topic}",
-                    hint="let the store hold it, or give it no other name",
+                    f"{where}{key}: the store does not hold {name} of {schema.topic}",
+                    hint="let the store hold it, or leave it out here",
                 )
         shown = {one.name for one in held.values() if one.shown}
         for name in said.of_fields:
             if name not in shown and named((pattern,)):
                 raise _unknown_field(where, name, shown, schema)
+
+
+def _check_expressions(where: str, said: TableOptions, schema: TopicSchema) -> None:
+    for name, text in said.computed.items():
+        if name in schema.names:
+            raise ConfigError(
+                f"{where}.computed.{name}: {schema.topic} has a column {name}", hint="give what is computed another name"
+            )
+        Formula(f"{COMPUTED}{name}", text).check(where, schema)
+    if said.where is not None:
+        Formula(WHERE, said.where).check(where, schema)
 
 
 def foreseen(store: str, options: StoreOptions, schemas: Sequence[TopicSchema]) -> list[TopicSchema]:
@@ -217,58 +290,11 @@ def foreseen(store: str, options: StoreOptions, schemas: Sequence[TopicSchema]) 
             raise ConfigError(f'stores.{store}.tables."{pattern}": no such table is captured', hint=hint)
         for key, names in _naming(said).items():
             for name in names:
-                if mine and not any(name in schema.names for schema in mine):
+                if mine and name not in said.computed and not any(name in schema.names for schema in mine):
                     raise _unknown(f'stores.{store}.tables."{pattern}"{key}', name, mine[0])
     for schema in schemas:
         check(store, options, schema)
     return [bound(store, options, schema).held(schema) for schema in schemas]
-
-
-def settled(store: str, topic: TopicSchema, former: Holding, wanted: Holding) -> Holding:
-    """The holding that a store goes on with whose rows are of ``former``, where the configuration says ``wanted``. ``topic``: its newest definition.
-
-    Raises ConfigError where they are not the same.
-    """
-    former = replace(former, keys_apart=wanted.keys_apart, store=store)
-    if former.said == wanted.said:
-        return former
-    columns, shape = _differ(topic, former, wanted), _differ_in_shape(topic, former, wanted)
-    if (former.columns is None) == (wanted.columns is None) and not columns and not shape:
-        return former
-    what = "; ".join([*columns, *shape]) or "columns that the table gets later are treated otherwise"
-    raise ConfigError(
-        f"store {store} holds {'another shape' if shape and not columns else 'other columns'} of {topic.topic} than cdc.toml says: {what}",
-        hint=f"put it back; or cdc resume {StopState.STORE_REFUSES}:follow-{store} --rebuild, which builds the store again from "
-        "the log; or fill a second store beside it",
-    )
-
-
-def _differ(topic: TopicSchema, former: Holding, wanted: Holding) -> list[str]:
-    """The difference that the two make of this definition, in words."""
-    before, after = (_places(one, topic) for one in (former, wanted))
-    said = [f"{name} is held, and was not" for name in after if name not in before]
-    said += [f"{name} was held, and is not" for name in before if name not in after]
-    said += [f"{name} was {before[name]}, and is {after[name]}" for name in after if name in before and before[name] != after[name]]
-    return said
-
-
-def _differ_in_shape(topic: TopicSchema, former: Holding, wanted: Holding) -> list[str]:
-    """The difference in the options that only the store's kind has, in words."""
-    before, after = (_wished(one, topic) for one in (former, wanted))
-    said = [f"{name} has other options" for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
-    before, after = dict(former.shaping), dict(wanted.shaping)
-    return [*said, *(f"{name} is another" for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name))]
-
-
-def _wished(holding: Holding, topic: TopicSchema) -> dict[str, str]:
-    """By the columns' names at the source."""
-    held = holding.held(topic)
-    wishes = wishes_of(held)
-    return {one.column_name: wishes[one.name] for one in held.fields if one.name in wishes}
-
-
-def _places(holding: Holding, topic: TopicSchema) -> dict[str, str]:
-    return {one.column_name: one.name for one in holding.held(topic).fields if one.shown}
 
 
 def _of_topic(options: StoreOptions, schema: TopicSchema) -> Iterator[tuple[str, TableOptions]]:
@@ -293,7 +319,26 @@ def _unknown_field(where: str, name: str, shown: Iterable[str], schema: TopicSch
     return ConfigError(f"{where}: the store has no field {name} of {schema.topic}", hint=hint)
 
 
+def _with_computed(holding: Holding, schema: TopicSchema) -> TopicSchema:
+    """The definition with what is computed. A column that has come later under the name of that is not held: see ``_without_taken``."""
+    if not holding.computed:
+        return schema
+    names = {name for name, _ in holding.computed}
+    for one in schema.fields:
+        if one.key and one.name in names:
+            raise ConfigError(
+                f"{_where(holding, schema)}.computed.{one.name}: the key has a column {one.name}",
+                hint="give what is computed another name",
+            )
+    there = (one for one in schema.fields if one.name not in names)
+    try:
+        return replace(schema, fields=(*there, *(formula.field for _, formula in holding.computed)))
+    except ConfigError as error:
+        raise ConfigError(f"{_where(holding, schema)}.{error}", hint=error.hint) from None
+
+
 def _fields(holding: Holding, schema: TopicSchema) -> list[TopicField]:
+    """``schema``: with what is computed."""
     chosen, targets = _chosen(holding, schema), _targets(holding, schema)
     fields = []
     for one in schema.fields:
@@ -315,17 +360,16 @@ def _fields(holding: Holding, schema: TopicSchema) -> list[TopicField]:
 
 @lru_cache(maxsize=4096)
 def _held(holding: Holding, schema: TopicSchema) -> TopicSchema:
-    fields = _without_taken(_fields(holding, schema))
+    fields = _without_taken(_fields(holding, _with_computed(holding, schema)))
     _refuse_collisions(_where(holding, schema), fields)
     return _one(replace(schema, fields=tuple(_objects_together(fields)), holding=holding.text))
 
 
 def _without_taken(fields: Sequence[TopicField]) -> list[TopicField]:
     """A column whose name a renamed one has taken is not held: whoever may add columns to the table must not be able to stop the store."""
-    taken = {
-        place[:depth] for one in fields if one.column and (place := one.path or (one.name,)) for depth in range(1, len(place) + 1)
-    }
-    return [one for one in fields if one.column or one.key or (one.name,) not in taken]
+    ours = [one for one in fields if one.column or one.computed]
+    taken = {place[:depth] for one in ours if (place := one.path or (one.name,)) for depth in range(1, len(place) + 1)}
+    return [one for one in fields if one.column or one.computed or one.key or (one.name,) not in taken]
 
 
 @lru_cache(maxsize=4096)
@@ -348,7 +392,7 @@ def _targets(holding: Holding, schema: TopicSchema) -> Mapping[str, str]:
 
 
 def _whole_rows(schema: TopicSchema) -> bool:
-    return schema.identity == "row" and all(one.key for one in schema.fields)
+    return schema.identity == "row" and all(one.key for one in schema.fields if not one.computed)
 
 
 def _where(holding: Holding, schema: TopicSchema) -> str:
@@ -369,8 +413,8 @@ def _needs_its_key(holding: Holding, schema: TopicSchema, missing: TopicField) -
 def _refuse_collisions(where: str, fields: Sequence[TopicField]) -> None:
     places: dict[tuple[str, ...], TopicField] = {}
     for one in fields:
-        if one.column and (one.path or (one.name,))[0].casefold() in RESERVED:
-            raise ConfigError(f"{where}: {one.column} cannot become {one.name}, a name of our own", hint="rename it otherwise")
+        if (one.column or one.computed) and (one.path or (one.name,))[0].casefold() in RESERVED:
+            raise ConfigError(f"{where}: {one.column_name} cannot become {one.name}, a name of our own", hint="rename it otherwise")
         place = one.path or (one.name,)
         other = places.setdefault(place, one)
         if other is not one:
@@ -404,10 +448,33 @@ def _objects_together(fields: Sequence[TopicField]) -> Iterable[TopicField]:
     return (one for _, one in sorted(enumerate(fields), key=order))
 
 
-def _exact(batch: pa.RecordBatch, held: TopicSchema) -> pa.Array:
-    texts, found = exact_values(batch), {}
+def _given(batch: pa.RecordBatch, held: TopicSchema, found: Evaluation | None) -> pa.RecordBatch:
+    """``found``: None where nothing was evaluated."""
+    columns = [batch.column(one.name) for one in META_FIELDS]
+    alone = len(batch) == 1 and batch.column(OP)[0].as_py() in ALONE
+    odd = found is not None and (found.failures or any(one.exact for one in found.computed.values()))
+    if odd or (batch.column(EXACT).null_count < len(batch) and not alone):
+        columns[_AT_EXACT] = _exact(batch, held, found)
+    if found is not None and (found.failures or found.left_out.any()):
+        gone = found.left_out.copy()
+        gone[list(found.failures)] = True
+        columns[_AT_OP] = pa.array(np.where(gone, np.int8(Op.DELETE), batch.column(OP).to_numpy()))
     for one in held.fields:
-        if one.column_name in texts:
+        if not one.computed:
+            columns.append(batch.column(one.column_name))
+        else:
+            columns.append(pa.nulls(len(batch), one.type) if found is None else found.computed[one.column_name].values)
+    return pa.RecordBatch.from_arrays(columns, schema=topic_batch_schema(held))
+
+
+def _exact(batch: pa.RecordBatch, held: TopicSchema, evaluation: Evaluation | None) -> pa.Array:
+    texts, found = exact_values(batch), dict[str, Mapping[int, str]]()
+    for one in held.fields:
+        if one.computed:
+            found[one.name] = {} if evaluation is None else evaluation.computed[one.column_name].exact
+        elif one.column_name in texts:
             mine = texts[one.column_name]
             found[one.name] = dict(zip(mine.rows.tolist(), mine.texts.to_pylist(), strict=True))
+    if evaluation is not None:
+        found[FAILED] = evaluation.failures
     return exact_column(len(batch), found)

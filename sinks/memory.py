@@ -30,7 +30,7 @@ from sinks.contract import EpochPassed, Outcome, Shape, TopicAsOf, Traits
 from sinks.deadletters import Letter
 from sinks.followedlog import refuse_missed
 from sinks.memoryunits import TOO_LONG, Call, MemoryAnswer, Store, TableUnit, Unit, batch_of, fits
-from sinks.render.rowtext import join_key, row_keys, row_text
+from sinks.render.rowtext import join_key, keys, row_keys, row_text
 
 
 class Options(StoreOptions):
@@ -93,6 +93,8 @@ class MemorySink:
         self._ledger = None if store.ledger is None else store.ledger.mark
         self._known = {topic: self._seen(unit) for topic, unit in store.tables.items()}
         return applied
+
+    def finish(self) -> None: ...
 
     def applied(self) -> Cut:
         store, lineage = self._store, self._lineage()
@@ -330,28 +332,32 @@ class MemorySink:
     def letters(self) -> tuple[Letter, ...]:
         return tuple(one for unit in self._store.tables.values() for one in unit.letters.all)
 
-    def keep(self, letter: Letter) -> None:
+    def keep(self, letters: Collection[Letter]) -> None:
         self._refuse_others()
-        self._unit(letter.table).letters.add([letter])
+        for one in letters:
+            self._unit(one.table).letters.add([one])
 
     def forget(self, ids: Collection[str]) -> None:
         self._refuse_others()
         for unit in self._store.tables.values():
             unit.letters.remove(ids)
 
-    def put(self, row: pa.RecordBatch) -> str | None:
+    def put(self, row: pa.RecordBatch, at: Position) -> str | None:
         self._refuse_others()
         schema = topic_schema(row.schema)
         unit, texts = self._unit(schema.topic), row_text(row, schema)
         key, content, gone = row_keys(texts, row, schema)[0].as_py(), texts.to_pylist()[0], row.column(OP)[0].as_py() == Op.DELETE
         if not gone and not fits(content, self._options.row_bytes_max):
             return TOO_LONG
-        unit.rows[key] = (row.column(POSITION)[0].as_py(), None if gone else content)
+        unit.rows[key] = (at, None if gone else content)
         return None
 
     def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
         parts = [keys.column(column.name) for column in schema.key]
         return join_key(parts, ":" if len(parts) > 1 else "")
+
+    def places(self, rows: pa.RecordBatch) -> pa.Array:
+        return keys(rows, topic_schema(rows.schema))
 
     # --- reading ---------------------------------------------------------------------------------------------------------------------
 

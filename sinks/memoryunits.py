@@ -139,7 +139,7 @@ class TableUnit(Unit):
         if (barrier := barrier_of(batch, None if self.shape is None else self.shape.schema)) is not None:
             reached = max(self.mark.cut.position, self.shape_at if barrier.defines else self.floor)
             if barrier.position > reached and barrier.rows is RowsBefore.GONE:
-                self.letters.remove(self.letters.before(schema.topic, barrier.position))
+                self.letters.remove(self.letters.before(schema.topic, barrier.position, emptied=True))
             return carry_out(barrier, self) if barrier.position > reached else Outcome(0, stale=1)
         texts = row_text(batch, schema)
         keys = row_keys(texts, batch, schema).to_pylist()
@@ -172,7 +172,8 @@ class TableUnit(Unit):
 
     def _settle(self, letter: Letter, *, held: bool) -> None:
         """A change was taken: the letters of its key end, and it becomes one where it cannot be held."""
-        self.letters.remove([one.id for one in self.letters.of(letter.table) if one.key == letter.key])
+        mine = (one for one in self.letters.of(letter.table) if one.key == letter.key)
+        self.letters.remove([one.id for one in mine if not (one.failed and one.position == letter.position)])
         if not held:
             self.letters.add([letter])
 

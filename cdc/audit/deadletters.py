@@ -49,7 +49,7 @@ def without(differing: Differing, states: Iterable[LetterState | None]) -> Diffe
 
 
 def _states(letters: Iterable[Letter]) -> dict[tuple[str, str], LetterState]:
-    return {(one.table, one.key): one.state for one in letters if one.key}
+    return {(one.table, one.key): one.state for one in letters if one.key is not None}
 
 
 def _named(schema: TopicSchema) -> bool:

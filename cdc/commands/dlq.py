@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from cdc.commands.correctedrow import read_values
 from cdc.commands.invocation import finite, invocation, open_log, store_options, unopened_sink
 from cdc.commands.output import console, line, moment, print_json, say, table_of
-from cdc.errors import ConfigError, WaitTimeout
+from cdc.errors import ConfigError, Stopped, WaitTimeout
 from cdc.model.selection import matches
 from cdc.settings.models import Settings
 from cdc.state import letterrequests, status, stops
@@ -136,8 +137,10 @@ def edit(
     """Let the store hold a corrected row, until the row changes in the database. The log and the other stores keep the row as it is."""
     settings = invocation(context).settings()
     found = _named(store, _asked(settings, store), [letter])[0]
-    values = read_values(_read(file), _schema(settings, found))
-    _decide(settings, store, LetterRequest(Verb.EDIT, [found.id], _operator(), values), timeout, as_json=as_json)
+    schema = _correctable(settings, store, found)
+    values = read_values(_read(file), schema)
+    numbers = {one.name: one.origin for one in schema.fields if one.name in values}
+    _decide(settings, store, LetterRequest(Verb.EDIT, [found.id], _operator(), values, numbers), timeout, as_json=as_json)
 
 
 @app.command("drop")
@@ -154,36 +157,6 @@ def drop(
     settings = invocation(context).settings()
     found = _chosen(settings, store, letters, table, every=every)
     _decide(settings, store, LetterRequest(Verb.DROP, found, _operator()), timeout, as_json=as_json)
-
-
-def read_values(text: str, schema: TopicSchema) -> dict[str, str | None]:
-    """The columns that a JSON object corrects, as canonical text. Raises ConfigError, which shows no value."""
-    from sinks.render.fromtext import spelled
-
-    try:
-        raw = json.loads(text, parse_int=str, parse_float=str)
-    except (ValueError, RecursionError):
-        raise ConfigError("the corrected row is not JSON") from None
-    if not isinstance(raw, dict) or not raw:
-        raise ConfigError("the corrected row is not a JSON object of columns")
-    fields = {one.name: one for one in schema.fields}
-    found: dict[str, str | None] = {}
-    for name, value in raw.items():
-        if (field := fields.get(name)) is None:
-            raise ConfigError(f"{schema.topic} has no column {name!r}", hint=f"one of {', '.join(fields)}")
-        if field.key:
-            raise ConfigError(f"{name} is in the key of {schema.topic}: a row with another key is another row")
-        texts = None if value is None else spelled(_text(value), field)
-        if value is not None and texts is None:
-            raise ConfigError(f"what is given for {name} is not a value of its type, {field.type_name or field.type}")
-        found[name] = texts
-    return found
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "t" if value else "f"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _read(file: Path) -> str:
@@ -230,7 +203,7 @@ def _chosen(settings: Settings, store: str, names: Sequence[str] | None, table: 
         raise ConfigError("name dead letters, or --table, or --all", hint=f"cdc dlq ls {store}")
     letters = _asked(settings, store)
     if names:
-        return [one.id for one in _named(store, letters, names)]
+        return [one.id for one in _named(store, letters, list(dict.fromkeys(names)))]
     return [one.id for one in letters if table is None or matches((table,), one.table)]
 
 
@@ -242,17 +215,29 @@ def _schema(settings: Settings, letter: Letter) -> TopicSchema:
     return found
 
 
+def _correctable(settings: Settings, store: str, letter: Letter) -> TopicSchema:
+    """The table's columns, and what the store computes of them, which may be corrected, too."""
+    from sinks.heldlog import HeldLog
+
+    schema = _schema(settings, letter)
+    with closing(open_log(settings)) as log:
+        held = HeldLog(log, store, store_options(settings, store)).held(schema)
+    computed = {one.column_name: replace(one, name=one.column_name) for one in held.fields if one.computed}
+    return replace(schema, fields=(*(one for one in schema.fields if one.name not in computed), *computed.values()))
+
+
 def _row(settings: Settings, letter: Letter) -> dict[str, str | None] | None:
-    """The row as the log has it; None where it has it no longer."""
+    """The row as the log has it, under the names that its columns have now, by which `edit` corrects it; None where the log has it no longer."""
     from cdc.follow.letters import row_in_log
-    from cdc.model.batch import topic_schema
     from sinks.render.rowtext import row_text
+    from sinks.reshape import conformed
 
     with closing(open_log(settings)) as log:
         found = None if letter.whole_table else row_in_log(log, letter)
     if found is None:
         return None
-    row: dict[str, str | None] = row_text(found, topic_schema(found.schema)).to_pylist()[0]
+    schema = _schema(settings, letter)
+    row: dict[str, str | None] = row_text(conformed(found, schema), schema).to_pylist()[0]
     return row
 
 
@@ -261,9 +246,8 @@ def _decide(settings: Settings, store: str, request: LetterRequest, timeout_s: f
     if not request.letters:
         print_json({"letters": []}) if as_json else say("no dead letters")
         return
-    stops.check(settings.run_dir, f"follow-{store}")
     name = letterrequests.ask(settings.run_dir, store, request)
-    if not _follows(settings, store) and not as_json:
+    if not as_json and not _follows(settings, store) and stops.held_by(settings.run_dir, f"follow-{store}") is None:
         say(f"nobody follows store {store}; the request waits until somebody does (cdc run)")
     answers = _await(settings, store, name, timeout_s)
     if as_json:
@@ -280,7 +264,9 @@ def _decide(settings: Settings, store: str, request: LetterRequest, timeout_s: f
 def _await(settings: Settings, store: str, name: str, timeout_s: float) -> Sequence[LetterAnswer]:
     until = time.monotonic() + timeout_s
     while (answers := letterrequests.taken_answer(settings.run_dir, store, name)) is None:
-        stops.check(settings.run_dir, f"follow-{store}")
+        if (stop := stops.held_by(settings.run_dir, f"follow-{store}")) is not None:
+            why = f"store {store} has stopped, and does what was asked once it is resumed: {stop.message}"
+            raise Stopped(stop.state, why, hint=stop.hint)
         if time.monotonic() >= until:
             raise WaitTimeout(
                 f"store {store} has not answered within {timeout_s:g} s; the request stays", hint=f"cdc status; cdc dlq ls {store}"

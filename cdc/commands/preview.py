@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from cdc.log.contract import LogReader, Topic
+    from cdc.model.topic import TopicSchema
     from cdc.settings.models import StoreOptions
     from sinks.contract import Sink
     from sinks.heldlog import HeldLog
@@ -81,14 +82,27 @@ def _topics(log: LogReader, store: str, options: StoreOptions, table: str | None
 
 
 def _of_topic(held: HeldLog, topic: Topic, sink: Sink, key: list[str] | None, rows: int) -> list[dict[str, str]]:
-    from sinks.reshape import conformed
-
     schema = held.held(topic.schema)
     batches = _with_key(held, topic.name, key) if key else _last(held, topic, rows)
     found: list[dict[str, str]] = []
     for batch in batches:
-        found = [*(dict(row) for row in sink.preview(conformed(batch, schema))), *found]
+        found = [*_shown(batch, schema, sink), *found]
     return found[-rows:]
+
+
+def _shown(batch: pa.RecordBatch, schema: TopicSchema, sink: Sink) -> Iterator[dict[str, str]]:
+    """What the store would be given for each row; for one that would be a dead letter, why."""
+    import pyarrow as pa
+
+    from cdc.model.batch import POSITION
+    from sinks.holding import failures_of
+    from sinks.reshape import conformed
+
+    failures = failures_of(batch)
+    for row, why in failures.items():
+        yield {"dead letter": f"{schema.topic}@{batch.column(POSITION)[row].as_py()}", "why": why}
+    left = batch.filter(pa.array([row not in failures for row in range(len(batch))], pa.bool_())) if failures else batch
+    yield from (dict(row) for row in sink.preview(conformed(left, schema)))
 
 
 def _last(held: HeldLog, topic: Topic, rows: int) -> Iterator[pa.RecordBatch]:
@@ -125,11 +139,13 @@ def _with_key(held: HeldLog, topic: str, key: list[str]) -> Iterator[pa.RecordBa
 
 
 def _rows_only(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Without deletes, and what is of the table as a whole."""
+    """Without deletes, and what is of the table as a whole; with rows that would be dead letters."""
+    import numpy as np
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     from cdc.model.batch import OP, Op
+    from sinks.holding import failures_of
 
-    rows = pa.array([int(op) for op in (Op.INSERT, Op.UPDATE, Op.READ)], pa.int8())
-    return batch.filter(pc.is_in(batch.column(OP), rows))
+    rows = np.isin(batch.column(OP).to_numpy(), [int(op) for op in (Op.INSERT, Op.UPDATE, Op.READ)])
+    rows[list(failures_of(batch))] = True
+    return batch.filter(pa.array(rows))

@@ -9,8 +9,22 @@
   crash, or take more than time and memory in proportion to its length: patterns are RE2's, texts may grow to a limit, and nothing recurses over a value.
 """
 
+from cdc.expressions.entry import MEANINGS
 from cdc.expressions.expression import Expression, Result, compile
-from cdc.expressions.pgtype import PgType, type_of
+from cdc.expressions.names import named, said
+from cdc.expressions.pgtype import BOOL, PgType, scalar_of, type_of
 from cdc.expressions.refusal import ExpressionRefused
 
-__all__ = ["Expression", "ExpressionRefused", "PgType", "Result", "compile", "type_of"]
+__all__ = [
+    "BOOL",
+    "MEANINGS",
+    "Expression",
+    "ExpressionRefused",
+    "PgType",
+    "Result",
+    "compile",
+    "named",
+    "said",
+    "scalar_of",
+    "type_of",
+]

@@ -117,6 +117,12 @@ _OF_SCALARS: Final = {
     ScalarType.TIMESTAMPTZ: TIMESTAMPTZ,
     ScalarType.JSONB: JSONB,
 }
+_SCALARS: Final = {kind.name: known for known, kind in reversed(_OF_SCALARS.items())}
+
+
+def scalar_of(kind: PgType) -> ScalarType:
+    """The meaning of values of a result's type. Raises KeyError for a type that no result has."""
+    return _SCALARS[kind.name]
 
 
 def opaque(label: str) -> PgType:

@@ -165,7 +165,7 @@ class Opening:
             raise StoreError(f"store {self._store}: the log has begun another history: it is opened again", retryable=True)
         self.history = lineage.history
         self._refuse_what_the_log_lacks(applied)
-        self._refuse_other_columns()
+        self._settle()
         if asked is not None:
             crashpoint("rebuild.opened")
             rebuilds.carried_out(self._run_dir, self._store)
@@ -224,9 +224,11 @@ class Opening:
             hint=f"put the right copy back; or cdc resume {StopState.DIVERGED} --rebuild, which builds the store again from the log",
         )
 
-    def _refuse_other_columns(self) -> None:
+    def _settle(self) -> None:
+        """Refuses other columns than those that the store holds; by these alone what was left unfinished is read from the log."""
         try:
             self._reader.settle(self.sink)
+            self.sink.finish()
         except HeadwaterError:
             self.sink.close()
             raise

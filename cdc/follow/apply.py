@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
+from cdc.follow.failures import carried, counted_apart, recorded
 from cdc.follow.rules import Rules
 from cdc.follow.survey import Survey, TopicRange
 from cdc.log.contract import LogReader
@@ -24,6 +25,7 @@ from cdc.model.topic import TopicSchema
 from sinks import make_sink
 from sinks.contract import NOTHING, DeadLetter, Outcome, Shape, Sink
 from sinks.heldlog import HeldLog
+from sinks.holding import failures_of
 from sinks.policy import Action
 from sinks.reshape import conformed
 
@@ -100,7 +102,7 @@ def apply_range(sink: Sink, reader: LogReader, seen: Survey, prepared: Prepared,
                 prepared.ensure(sink, found.first)
         for batch in found.batches(reader):
             with _passing(found, Position(first_position(batch))):
-                outcome += _apply(sink, batch, prepared, rules)
+                outcome += _apply(sink, reader, batch, prepared, rules)
     return outcome
 
 
@@ -114,25 +116,27 @@ def _passing(found: TopicRange, position: Position) -> Iterator[None]:
             raise
 
 
-def _apply(sink: Sink, batch: pa.RecordBatch, prepared: Prepared, rules: Rules) -> Outcome:
+def _apply(sink: Sink, reader: LogReader, batch: pa.RecordBatch, prepared: Prepared, rules: Rules) -> Outcome:
     schema = topic_schema(batch.schema)
     change = topic_change_of(batch)
     if change is not None:
-        return _change(sink, batch, change, prepared, rules)
+        return _change(sink, reader, batch, change, prepared, rules)
     shape = prepared.shape(sink, schema.topic)
     if shape is not None and last_position(batch) <= shape.position:
         # A replay: a shape is recorded when everything before it was applied. Its place may no longer take such rows.
         return Outcome(0, stale=len(batch))
+    failures = failures_of(batch) if schema.holding else {}
     if shape is not None and rules.policy(schema.topic) == "ignore":
         batch, schema = conformed(batch, shape.schema), shape.schema
     prepared.ensure(sink, schema)
     crashpoint("follower.batch.read")
+    dead = recorded(sink, batch, failures) if failures else ()
     outcome = sink.apply(batch)
     crashpoint("follower.batch.applied")
-    return outcome
+    return counted_apart(outcome, dead) if dead else outcome
 
 
-def _change(sink: Sink, batch: pa.RecordBatch, change: TopicChange, prepared: Prepared, rules: Rules) -> Outcome:
+def _change(sink: Sink, reader: LogReader, batch: pa.RecordBatch, change: TopicChange, prepared: Prepared, rules: Rules) -> Outcome:
     position = Position(first_position(batch))
     shape = prepared.shape(sink, change.schema.topic)
     if shape is not None and position <= shape.position:
@@ -146,6 +150,8 @@ def _change(sink: Sink, batch: pa.RecordBatch, change: TopicChange, prepared: Pr
         change = replace(change, schema=shape.schema)
         batch = schema_record(change, position, batch.column(LSN)[0].as_py(), 0)
     crashpoint("follower.schema.read")
+    if change.schema.holding:
+        carried(sink, reader, None if shape is None else shape.schema, change)
     outcome = sink.apply(batch)
     crashpoint("follower.schema.applied")
     prepared.reshaped(change.schema, position)
@@ -206,7 +212,7 @@ class _Worker:
         try:
             outcome = NOTHING
             for batch in self._reader.read(piece["topic"], Position(piece["after"]), Position(piece["upto"]), self._writer.history):
-                outcome += _apply(self._sink, batch, self._prepared, self.rules)
+                outcome += _apply(self._sink, self._reader, batch, self._prepared, self.rules)
             return outcome
         except StoreError:
             self._shut()

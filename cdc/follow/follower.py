@@ -271,6 +271,7 @@ class Follower:
                 self._reporter.asks(waits.pause)
                 raise waits.pause.stopped from None
             crashpoint("follower.opened")
+            self._decide_letters()
             yield Step.OPENED
         if self.status.state in ("starting", "rebuilding"):
             self._reporter.following()  # one that waits for its store does so until the store has taken something: its disk may be full
@@ -286,9 +287,12 @@ class Follower:
             # Opened again, so that the sink forgets what it thought to know, too.
             self._opening.close()
             yield from self._ensure_open()
+        self._decide_letters()
+        self._looked_at = now
+
+    def _decide_letters(self) -> None:
         self._opening.decide_letters(self.applied)
         self._reporter.letters(self._opening.letters())
-        self._looked_at = now
 
     def _adopt(self, applied: Cut) -> None:
         """What the store itself says that it holds."""

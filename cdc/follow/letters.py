@@ -2,6 +2,9 @@
 
 The follower holds the store's lease, so nobody else writes meanwhile, and a letter that is there has no later change at or below what is applied.
 Each decision first writes the row, then the letter, and its request goes last: whatever is interrupted is done again and comes to the same.
+
+Requests are also carried out as soon as the store has been opened, before anything is applied: one that stops at the next row, since it has as
+many letters as it may have, goes on once they are accepted.
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ from cdc.errors import ConfigError
 from cdc.log.contract import LogReader
 from cdc.model.position import Cut
 from cdc.model.selection import matches
-from cdc.model.topic import TopicSchema
+from cdc.model.topic import TopicField, TopicSchema
 from cdc.state import letterrequests
 from cdc.state.letterrequests import LetterAnswer, LetterRequest, Verb
 from sinks.contract import Sink, audit_schema
 from sinks.deadletters import Letter, LetterBox, LetterState, as_deletes
+from sinks.holding import failures_of
 from sinks.render.rowtext import row_text
 from sinks.reshape import conformed, reshaped
 
@@ -56,73 +60,91 @@ class Deciding:
         return bool(names)
 
     def answers(self, request: LetterRequest) -> Iterator[LetterAnswer]:
-        """Carries it out, letter by letter."""
-        for wanted in request.letters:
-            letter = next((one for one in self.box.letters() if one.id == wanted), None)
+        """Carries it out, letter by letter; those that are merely accepted all at once, for there may be thousands."""
+        known = {one.id: one for one in self.box.letters()}
+        asked = {wanted: known.get(wanted) for wanted in request.letters}
+        accepted = {one.id for one in asked.values() if one is not None and self._is_accepted(one, request)}
+        self.box.keep([_decided(known[one], LetterState.ACCEPTED, request.by) for one in accepted])
+        for wanted, letter in asked.items():
             try:
-                refused = GONE if letter is None else self._refused(letter, request)
+                refused = GONE if letter is None else None if wanted in accepted else self._refused(letter, request)
             except ConfigError as error:  # an answer like any other: the store goes on
                 refused = error.line()
             yield LetterAnswer(wanted, refused is None, refused or _DONE[request.verb])
+
+    def _is_accepted(self, letter: Letter, request: LetterRequest) -> bool:
+        """Whether it takes no more than saying so, wherever the store stands."""
+        plain = request.verb is Verb.DROP and letter.state is LetterState.ASIDE and (letter.key is not None or letter.whole_table)
+        return plain and matches(self.tables, letter.table)
 
     def _refused(self, letter: Letter, request: LetterRequest) -> str | None:
         """Does what is asked for; why not, where it cannot."""
         if letter.position > self.applied.position:
             return "the store has not come that far yet; ask again"
-        if not letter.key and not letter.whole_table:
+        if letter.key is None and not letter.whole_table:
             if request.verb is not Verb.DROP:
                 return NAMELESS
             self.box.forget([letter.id])
             return None
         if not matches(self.tables, letter.table):
             return f"the store does not follow {letter.table}"
-        if request.verb is Verb.DROP:
-            return self._drop(letter, request.by)
+        if request.verb is Verb.DROP and letter.state is LetterState.ACCEPTED:
+            return None
         if letter.whole_table:
             return "the whole table is set aside; it comes by itself once the store can hold it"
         row = self._row(letter)
         if row is None:
             return "the log no longer has this change"
-        if request.verb is Verb.REPLAY:
-            return self._replay(letter, row)
-        return self._edit(letter, row, request)
+        match request.verb:
+            case Verb.REPLAY:
+                return self._replay(letter, row)
+            case Verb.EDIT:
+                return self._edit(letter, row, request)
+            case Verb.DROP:
+                return self._uncorrect(letter, row, request.by)
 
     def _replay(self, letter: Letter, row: pa.RecordBatch) -> str | None:
-        refused = self.box.put(row)
+        refused = self._failure(letter)
+        if refused is None:
+            letter, refused = self._put(letter, row)
         if refused is None:
             self.box.forget([letter.id])
         elif letter.state is LetterState.ASIDE and refused != letter.reason:
-            self.box.keep(replace(letter, reason=refused))
+            self.box.keep([replace(letter, reason=refused)])
         return refused
 
     def _edit(self, letter: Letter, row: pa.RecordBatch, request: LetterRequest) -> str | None:
         schema = self._schema(letter)
         assert schema is not None
-        columns = {one.column_name: one.name for one in schema.fields if one.shown and not one.key}
-        if unknown := sorted(set(request.values) - set(columns)):
-            return f"the store has no column {unknown[0]} of {letter.table}, or it is in the key"
-        values = {**letter.values, **{columns[name]: value for name, value in request.values.items()}}
-        refused = self.box.put(corrected(row, schema, values))
+        values = dict(letter.values)
+        for name, value in request.values.items():
+            if (field := _meant(schema, name, request.numbers.get(name, 0))) is None:
+                return f"the store has no column {name} of {letter.table}, or it is in the key"
+            values[field.name] = value
+        letter, refused = self._put(letter, corrected(row, schema, values))
         if refused is None:
-            self.box.keep(_decided(replace(letter, values=values), LetterState.EDITED, request.by))
+            self.box.keep([_decided(replace(letter, values=values), LetterState.EDITED, request.by)])
         return refused
 
-    def _drop(self, letter: Letter, by: str) -> str | None:
-        if letter.state is LetterState.EDITED:
-            row = self._row(letter)
-            if row is None:
-                return "the log no longer has this change"
-            if (refused := self.box.put(as_deletes(row))) is not None:
-                return refused
-        if letter.state is not LetterState.ACCEPTED:
-            self.box.keep(_decided(replace(letter, values={}), LetterState.ACCEPTED, by))
-        return None
+    def _uncorrect(self, letter: Letter, row: pa.RecordBatch, by: str) -> str | None:
+        letter, refused = self._put(letter, as_deletes(row))
+        if refused is None:
+            self.box.keep([_decided(replace(letter, values={}), LetterState.ACCEPTED, by)])
+        return refused
+
+    def _put(self, letter: Letter, row: pa.RecordBatch) -> tuple[Letter, str | None]:
+        return put_in_place(self.sink, self.box, letter, row)
 
     def _row(self, letter: Letter) -> pa.RecordBatch | None:
         """The letter's change under the definition that the topic has in the store; None where the log has it no longer."""
         schema = self._schema(letter)
         found = row_in_log(self.log, letter)
         return None if schema is None or found is None else conformed(found, schema)
+
+    def _failure(self, letter: Letter) -> str | None:
+        """Why an expression of the store has no value of the row; None where it has one."""
+        found = row_in_log(self.log, letter)
+        return None if found is None else failures_of(found).get(0)
 
     def _schema(self, letter: Letter) -> TopicSchema | None:
         shape = self.sink.shape(letter.table)
@@ -134,6 +156,21 @@ _DONE: Mapping[Verb, str] = {
     Verb.EDIT: "the store holds the corrected row, until the row changes in the database",
     Verb.DROP: "accepted: the store does not hold the row, until it changes in the database",
 }
+
+
+def _meant(schema: TopicSchema, name: str, number: int) -> TopicField | None:
+    """The field that an operator has corrected. By its number where both know one: meanwhile another may have taken its name."""
+    fields = [one for one in schema.fields if one.shown and not one.key]
+    numbered = number and any(one.origin for one in fields)
+    return next((one for one in fields if (one.origin == number if numbered else one.column_name == name)), None)
+
+
+def put_in_place(sink: Sink, box: LetterBox, letter: Letter, row: pa.RecordBatch) -> tuple[Letter, str | None]:
+    """Writes the row in the letter's place; no later change of it has been applied. First the letter says where that stands, so that nobody takes it
+    for a later change. Returns the letter as it is now, and why the store cannot hold the row (``LetterBox.put``)."""
+    letter = replace(letter, stands_at=max(letter.position, sink.held(letter.table)))
+    box.keep([letter])
+    return letter, box.put(row, letter.stands_at)
 
 
 def row_in_log(log: LogReader, letter: Letter) -> pa.RecordBatch | None:

@@ -39,6 +39,8 @@ TS: Final = "_cdc_ts"
 EXACT: Final = "_cdc_exact"
 BEFORE: Final = "_cdc_before"
 """The column of old rows, which only who asks for it gets (``cdc.model.oldrows``)."""
+FAILED: Final = ""
+"""The entry of ``_cdc_exact`` that says why an expression of the store has no value for the row (``sinks.holding``). No column can be called so."""
 TABLE_METADATA: Final = b"cdc.table"
 TOPIC_METADATA: Final = b"cdc.topic"
 

@@ -22,6 +22,8 @@ from cdc.model.table import Column, Table
 RowIdentity = Literal["key", "none", "row", "index"]
 """What identifies a row in an update or a delete: the primary key, nothing, the whole row as it was, an index that was chosen for it."""
 
+COMPUTED_TYPE: Final = "computed "
+"""Begins the source type of a field that a store computes."""
 _IDENTITIES: Final[Mapping[str, RowIdentity]] = {"d": "key", "n": "none", "f": "row", "i": "index"}
 
 
@@ -51,6 +53,11 @@ class TopicField:
     """Its name at the source, where the store has another."""
     path: tuple[str, ...] = ()
     """Where it stands in a store's documents, from the outermost object inwards; empty: under its own name."""
+
+    @property
+    def computed(self) -> bool:
+        """A store computes its values of the row (``sinks.formula``); the source does not have it."""
+        return self.source_type.startswith(COMPUTED_TYPE)
 
     @property
     def column_name(self) -> str:

@@ -305,6 +305,8 @@ def _effects(settings: Settings, held: Mapping[str, Table], ended: Collection[st
         try:
             holding = bound(store, options, TopicSchema.of(change.table if before is None else before))
             now = None if before is None else holding.held(TopicSchema.of(before))
+            if change.kind not in _ENDS:
+                holding.refuse_unmet(after.schema)
             verdict = rules.verdict(now, replace(after, schema=holding.held(after.schema)), 2**63 - 1)
         except ConfigError as error:
             yield Effect(store, STOPS, error.line())

@@ -24,7 +24,8 @@ from pydantic.fields import FieldInfo
 
 from cdc.errors import ConfigError, HeadwaterError
 from cdc.settings.interpolation import holds_secret, interpolate
-from cdc.settings.models import MAX_FILE_BYTES, SecretFile, Settings, StoreOptions
+from cdc.settings.models import Settings, StoreOptions
+from cdc.settings.secretfile import MAX_FILE_BYTES, SecretFile
 
 STORE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 """Store names become file, index and key names."""

@@ -8,17 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import unquote
 
-import structlog
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from cdc.model.display import As, AsRules
 from cdc.model.selection import Qualified, matches, named
-
-MAX_FILE_BYTES: Final = 1 << 20
-"""Nobody writes a longer configuration by hand."""
-
-
-_log = structlog.get_logger("settings")
 
 
 class Strict(BaseModel):
@@ -45,36 +38,6 @@ class Privacy(Strict):
     """The secret from which the `hmac` and `encrypt` policies derive their keys; at least 32 bytes."""
     strict: bool = False
     """Every column of a captured table has to be named in `source.columns`; capture stops where one is not."""
-
-
-class SecretFile(SecretStr):
-    """A secret that stands in a file. It is read again each time it is asked for, so that a rotated password counts from the next
-    connection on; while the file cannot be read, the last one that could counts, which is said once."""
-
-    def __init__(self, secret: str, path: Path) -> None:
-        super().__init__(secret)
-        self._path = path
-        self._problem: str | None = None
-
-    def get_secret_value(self) -> str:
-        problem = None
-        try:
-            with open(self._path, encoding="utf-8") as file:
-                text = file.read(MAX_FILE_BYTES + 1)
-        except (OSError, UnicodeDecodeError) as error:
-            problem = getattr(error, "strerror", None) or "it is not text"
-        else:
-            if text and len(text) <= MAX_FILE_BYTES:
-                self._secret_value = text.rstrip("\r\n")
-            else:
-                problem = "it is too long" if text else "it is empty"
-        if problem not in (None, self._problem):
-            hint = f"make it readable for this account again: {self._path}"
-            _log.warning(
-                "a secret's file cannot be read, so the last secret counts", file=str(self._path), problem=problem, hint=hint
-            )
-        self._problem = problem
-        return self._secret_value
 
 
 class Database(Strict):
@@ -308,9 +271,14 @@ class Contract(Strict):
 class TableOptions(Strict):
     """``[stores.NAME.tables."schema.table"]``: what a store makes of one table (* and ? match)."""
 
+    where: str | None = None
+    """The rows that the store holds: those for which this is true, an expression of Postgres's SQL over the table's columns
+    ([expressions.md](expressions.md)). A row for which it stops being true is deleted from the store. Left out: all of them."""
+    computed: Mapping[str, str] = {}
+    """Name → an expression over the table's columns, whose value the store holds under this name."""
     columns: tuple[str, ...] | None = None
-    """The columns that the store holds; a column that the table gets later is not one of them. Left out: all of them. What tells rows apart is
-    known in any case, and shown if it is listed."""
+    """The columns that the store holds, and of what is computed; a column that the table gets later is not one of them. Left out: all of them. What tells
+    rows apart is known in any case, and shown if it is listed."""
     exclude: tuple[str, ...] = ()
     """Columns that it does not hold; one that the table gets later is held. Instead of `columns`."""
     rename: Mapping[str, str] = {}
@@ -326,6 +294,14 @@ class TableOptions(Strict):
             for twice in (name for at, name in enumerate(names) if name in names[:at]):
                 raise ValueError(f"{key} names {twice} twice")
         return self
+
+    @field_validator("computed")
+    @classmethod
+    def _has_plain_names(cls, computed: Mapping[str, str]) -> Mapping[str, str]:
+        for name in computed:
+            if not name or "." in name:
+                raise ValueError(f"{name!r} is not a name; for a place within an object, give it a plain name and rename it")
+        return computed
 
     @field_validator("columns")
     @classmethod
@@ -360,7 +336,8 @@ class TableOptions(Strict):
     @property
     def chooses(self) -> bool:
         """Whether the store holds the table otherwise than all of it, as it is."""
-        return self.columns is not None or bool(self.exclude or self.targets or self.of_fields)
+        chosen = self.exclude or self.targets or self.of_fields or self.computed
+        return self.columns is not None or self.where is not None or bool(chosen)
 
 
 _PART: Final = re.compile(r"[^\W_][\w-]*")

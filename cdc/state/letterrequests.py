@@ -31,12 +31,14 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LetterRequest:
-    """``letters``: their ids; ``by``: who asks; ``values``: for an edit the columns that are corrected, as canonical text."""
+    """``letters``: their ids; ``by``: who asks; ``values``: for an edit the columns that are corrected, as canonical text, and ``numbers`` their
+    fields' numbers (``TopicField.origin``)."""
 
     verb: Verb
     letters: Sequence[str]
     by: str
     values: Mapping[str, str | None] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,9 @@ def _unreadable(path: Path, what: str) -> StoreError:
 _REQUEST: Final = StateFile(
     format=1,
     encode=asdict,
-    decode=lambda raw: LetterRequest(Verb(raw["verb"]), tuple(raw["letters"]), str(raw["by"]), dict(raw["values"])),
+    decode=lambda raw: LetterRequest(
+        Verb(raw["verb"]), tuple(raw["letters"]), str(raw["by"]), dict(raw["values"]), dict(raw["numbers"])
+    ),
     unreadable=_unreadable,
     shared=True,
 )

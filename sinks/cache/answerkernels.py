@@ -24,7 +24,7 @@ def line_at(data: Any, at: int) -> Any:
         end += 1
     if end + 1 >= len(data):
         return 0, 0, NOTHING
-    number = 0
+    number: Any = 0
     if data[at] in (_DOLLAR, _STAR):
         negative = data[at + 1] == MINUS
         for k in range(at + 2 if negative else at + 1, end):

@@ -10,12 +10,13 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader
-from cdc.model.batch import topic_schema
+from cdc.model.batch import POSITION, topic_schema
 from cdc.model.evolution import Kind, TopicChange, topic_change_of
 from cdc.model.position import START, Position
 from cdc.model.topic import TopicSchema
@@ -23,12 +24,14 @@ from sinks.barrier import RowsBefore, TableBarrier, barrier_of, carry_out
 from sinks.cache import ledger, neighbours, sweep
 from sinks.cache.keytemplate import TableKeys
 from sinks.cache.ledger import Base, Projection
+from sinks.cache.letters import name_texts
 from sinks.cache.rowwriter import Found, Rowwriter
 from sinks.cache.server import Server
 from sinks.cache.standing import CacheStanding
 from sinks.cache.transactions import RedisTransactions
 from sinks.cache.values import form_of
 from sinks.contract import DeadLetter, Outcome, Shape
+from sinks.reshape import conformed
 
 
 class CacheBarriers:
@@ -155,15 +158,15 @@ class _Steps:
         self.pieces.begin(topic, barrier.shape)
         if known.holds(topic) and not self._same_names(topic):
             self.pieces.sweep(topic, barrier.position)
-        self.pieces.end_letters(topic, barrier.position)
         dead = self.pieces.write(topic, rows, self.keys, barrier.position)
         crashpoint("cache.schema.rewritten")
+        self.pieces.end_letters(topic, barrier.position, barrier.position, emptied=False, again=dead)
         return tuple(letter.as_outcome() for letter in dead)
 
     def raise_floor(self, barrier: TableBarrier) -> None:
         """Rows that were written again stand under the names that the former ones had, or those are gone."""
         if barrier.rows is RowsBefore.GONE:
-            self.pieces.end_letters(barrier.schema.topic, barrier.position)
+            self.pieces.end_letters(barrier.schema.topic, barrier.position, barrier.position, emptied=True)
             self.pieces.sweep(barrier.schema.topic, barrier.position)
 
     def set_shape(self, barrier: TableBarrier) -> None:
@@ -211,16 +214,33 @@ class _Pieces:
 
     def rewrite(self, shape: TopicSchema, keys: TableKeys, upto: Position) -> None:
         """Every row as of ``upto``."""
-        self.write(shape.topic, self.rows(shape, upto), keys)
+        dead = self.write(shape.topic, self.rows(shape, upto), keys)
+        self.end_letters(shape.topic, upto + 1, emptied=False, again=dead)
+
+    def _carry_failed(self, topic: str, keys: TableKeys, until: Position | None) -> None:
+        """A row that an expression fails for is not among those that are written again: its letter goes on, under the name that the row has now, and
+        nothing is left of what an operator has corrected."""
+        letters = self._writing.letters
+        failed = {int(one.position): one for one in letters.known.of(topic) if one.failed}
+        if not failed:
+            return
+        for batch in self._log.changes_at(topic, np.array(sorted(failed), np.int64)):
+            names = keys.texts(conformed(batch, keys.schema))
+            self._writing.delete(self._known.chain(topic), [names], until)
+            named = zip(batch.column(POSITION).to_pylist(), name_texts(names).to_pylist(), strict=True)
+            letters.keep([replace(failed[position].undecided(), key=name) for position, name in named])
 
     def write(self, topic: str, rows: Iterable[pa.RecordBatch], keys: TableKeys, until: Position | None = None) -> Found:
         """``until``: the position of the change that asks for it."""
+        self._carry_failed(topic, keys, until)
         return self._writing.rewrite(self._known.chain(topic), rows, keys, form_of(self._known.projection, keys.schema), until)
 
-    def end_letters(self, topic: str, position: Position) -> None:
-        """A change of the table as a whole leaves none of its dead letters."""
-        if commands := self._writing.letters.ended_before(topic, position):
-            self._run(topic, commands, position)
+    def end_letters(self, topic: str, before: int, until: Position | None = None, *, emptied: bool, again: Found = ()) -> None:
+        """A change of the table as a whole leaves none of its dead letters but those of the rows that it has written ``again`` in vain, and, unless the
+        table was ``emptied``, those of the rows that an expression fails for."""
+        commands = self._writing.letters.ended_before(topic, before, emptied=emptied, again={one.position for one in again})
+        if commands:
+            self._run(topic, commands, until)
 
     def begin(self, topic: str, coming: Shape) -> None:
         self._run(topic, [self._transactions.set({f"coming:{topic}": ledger.encode_shape(coming)})], coming.position)

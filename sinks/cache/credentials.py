@@ -9,7 +9,7 @@ from pydantic import SecretStr
 from redis.connection import parse_url
 from redis.credentials import CredentialProvider
 
-from cdc.settings.models import SecretFile
+from cdc.settings.secretfile import SecretFile
 
 
 def url_parts(url: SecretStr) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""A store's dead letters, in a hash beside its ledger: a field for each. One of a table that is set aside as a whole has the table's name."""
+"""A store's dead letters, in a hash beside its ledger: a field for each, by its id, and one that counts the changes of a table that is set aside."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -13,11 +14,11 @@ from sinks.cache import ledger
 from sinks.cache.server import Server
 from sinks.cache.transactions import RedisTransactions
 from sinks.cache.wire import command
-from sinks.deadletters import Letter, Letters, LetterState
+from sinks.deadletters import Letter, Letters
 from sinks.render.texts import Texts
 
-_ROWS: Final = "#rows"
-"""Ends the field that counts the changes of a table that is set aside."""
+_ROWS: Final = "@rows"
+"""Stands behind the table's name in the field that counts the changes of a table that is set aside: as no letter's id ends."""
 
 
 class CacheLetters:
@@ -53,9 +54,9 @@ class CacheLetters:
         known = self.known
         newest = {(one.table, one.key): one.position for one in fresh}
         gone = {*ended, *(one.id for one in known.all if one.position < newest.get((one.table, one.key), 0))}
-        # What an operator has accepted stays so when its change is brought again; what he has corrected is being overwritten.
-        added = [one for one in fresh if one.id not in known.by_id or known.by_id[one.id].state is not LetterState.ACCEPTED]
-        known.refuse_too_many(added)
+        added = known.refused(fresh)
+        if len(known.fitting(added)) < len(added):
+            raise known.too_many()
         known.remove(gone)
         known.add(added)
         items = [item for one in added for item in (one.id, one.to_json())]
@@ -65,33 +66,36 @@ class CacheLetters:
         """The commands that name a table that is set aside, once, and count its changes. ``lost``: their positions."""
         if not lost:
             return []
-        before = self.known.by_id.get(topic)
-        letter = before or Letter(topic, Position(lost[0]), reason, rows=0, whole_table=True)
+        fresh = Letter(topic, Position(lost[0]), reason, at_s=time.time(), rows=0, whole_table=True)
+        letter = self.known.by_id.get(fresh.id, fresh)
         self.known.add([replace(letter, rows=letter.rows + len(lost))])
         return [
-            command("HSETNX", self._key, topic, letter.to_json()),
+            command("HSETNX", self._key, letter.id, letter.to_json()),
             command("HINCRBY", self._key, f"{topic}{_ROWS}", len(lost)),
         ]
 
-    def ended_before(self, topic: str, position: int) -> list[bytes]:
-        """The commands that remove a table's, when it changes as a whole."""
-        return self._removed([one for one in self.known.before(topic, position) if not self.known.by_id[one].whole_table])
+    def ended_before(self, topic: str, position: int, *, emptied: bool, again: Collection[int]) -> list[bytes]:
+        """The commands that remove a table's, when it changes as a whole (``Letters.before``)."""
+        before = self.known.before(topic, position, emptied=emptied, again=again)
+        return self._removed([one for one in before if not self.known.by_id[one].whole_table])
 
     def table_held(self, topic: str) -> list[bytes]:
         """The commands that remove the letter of a table that the store can hold by now."""
-        return self._removed([topic]) if topic in self.known.by_id else []
+        return self._removed([one.id for one in self.known.of(topic) if one.whole_table])
 
-    def keep(self, letter: Letter) -> None:
-        self._transactions.settle(command("HSET", self._key, letter.id, letter.to_json()))
-        self.known.add([letter])
+    def keep(self, letters: Collection[Letter]) -> None:
+        if letters:
+            self._transactions.settle(command("HSET", self._key, *(item for one in letters for item in (one.id, one.to_json()))))
+            self.known.add(letters)
 
     def forget(self, ids: Collection[str]) -> None:
         if ids:
             self._transactions.settle(*self._removed(ids))
 
     def _removed(self, ids: Collection[str]) -> list[bytes]:
+        found = [letter for one in ids if (letter := self.known.by_id.get(one)) is not None]
+        fields = [*ids, *(f"{one.table}{_ROWS}" for one in found if one.whole_table)]
         self.known.remove(ids)
-        fields = [field for one in ids for field in (one, f"{one}{_ROWS}")]
         return [command("HDEL", self._key, *fields)] if ids else []
 
 
@@ -104,9 +108,8 @@ def _letter(name: str, fields: Mapping[str, str]) -> Letter | None:
     """None for what nobody here wrote."""
     try:
         letter = Letter.from_json(fields[name])
-        if letter.id == name:
-            return replace(letter, rows=int(fields.get(f"{name}{_ROWS}", 1))) if letter.whole_table else letter
-        # Another version has named the table so.
-        return replace(letter, whole_table=True, rows=int(fields.get(f"{name}{_ROWS}", 1))) if letter.table == name else None
+        if letter.id != name:
+            return None
+        return replace(letter, rows=int(fields[f"{letter.table}{_ROWS}"])) if letter.whole_table else letter
     except (ValueError, KeyError, TypeError):
         return None

@@ -62,6 +62,8 @@ class CacheSink:
         self._log: LogReader | None = None
         self._known = CacheStanding(name, self._projection)
         self._epoch: int | None = None
+        self._unfinished: tuple[Projection, ...] | None = None
+        """Not yet ``finish``ed: the projections that keys are being taken out of. None: it is."""
 
     # -- which log, and how far ---------------------------------------------------------------------------------------
 
@@ -71,7 +73,7 @@ class CacheSink:
         self._server.drop()
         self._letters.reload()
         self._server.refuse_unfit()
-        self._log, self._epoch = log, epoch
+        self._log, self._epoch, self._unfinished = log, epoch, None
         self._known = CacheStanding(self.name, self._projection)
         if epoch is not None:
             self._take_over(epoch)
@@ -82,8 +84,13 @@ class CacheSink:
         self._transactions.position = self._known.applied.position
         if epoch is not None:
             self._refuse_shared([shape.schema for topic, shape in held.shapes.items() if topic in held.prefixes])
-            self._barriers().finish(self._projection, held.former)
+            self._unfinished = held.former
         return self._known.applied
+
+    def finish(self) -> None:
+        if self._unfinished is not None:
+            former, self._unfinished = self._unfinished, None
+            self._barriers().finish(self._projection, former)
 
     def applied(self) -> Cut:
         self._server.refuse_unfit(again=True)
@@ -332,15 +339,15 @@ class CacheSink:
     def letters(self) -> tuple[Letter, ...]:
         return self._letters.read() if self._epoch is None else self._letters.known.all
 
-    def keep(self, letter: Letter) -> None:
+    def keep(self, letters: Collection[Letter]) -> None:
         self._barriers()
-        self._letters.keep(letter)
+        self._letters.keep(letters)
 
     def forget(self, ids: Collection[str]) -> None:
         self._barriers()
         self._letters.forget(ids)
 
-    def put(self, row: pa.RecordBatch) -> str | None:
+    def put(self, row: pa.RecordBatch, at: Position) -> str | None:  # noqa: ARG002
         self._barriers()
         self._refuse_another_history()
         schema, known = topic_schema(row.schema), self._known
@@ -351,9 +358,16 @@ class CacheSink:
     def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
         return name_texts(self._known.keys(schema).texts_of_keys(keys))
 
+    def places(self, rows: pa.RecordBatch) -> pa.Array:
+        schema = topic_schema(rows.schema)
+        return (
+            name_texts(self._known.keys(schema).texts(rows)) if self._known.holds(schema.topic) else pa.nulls(len(rows), pa.utf8())
+        )
+
     def _barriers(self) -> CacheBarriers:
         if self._epoch is None or self._log is None:
             raise StoreError(f"store {self.name} is open for reading only", retryable=False)
+        self.finish()
         return CacheBarriers(self._log, self._known, self._transactions, self._writing, self._server)
 
     def _form(self, schema: TopicSchema) -> Form:

@@ -136,12 +136,12 @@ def _column(found: Members, at: int, labels: Labels, style: Style, left: Mask, p
         canonical, odd = canonical_texts(texts, valid.astype(np.bool_), doubles=style.doubles, parsed=parsed)
         left[odd] = True
         return canonical
-    texts = utf8(data, offsets, valid)
-    if texts is None:
+    plain = utf8(data, offsets, valid)
+    if plain is None:
         left[:] = True
         return pa.nulls(len(left), pa.utf8())
     held = _FLOATS.get(column.structure) if how == kernels.NUMBER and isinstance(column.structure, Scalar) else None
-    return texts if held is None else _floats(texts, tokens, held, left)
+    return plain if held is None else _floats(plain, tokens, held, left)
 
 
 def utf8(data: Bytes, offsets: npt.NDArray[np.int32], valid: Bytes) -> pa.Array | None:

@@ -85,8 +85,8 @@ PLACES_MAX: Final = 300
 LEFT: Final = -1
 
 _BASE64: Final = np.full(256, 255, np.uint8)
-for _value, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"):
-    _BASE64[_letter] = _value
+for _sextet, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"):
+    _BASE64[_letter] = _sextet
 
 
 @kernel
@@ -98,7 +98,7 @@ def _behind_space(data: Any, at: int, end: int) -> int:
 
 @kernel
 def _hex4(data: Any, at: int) -> int:
-    code = 0
+    code: Any = 0
     for k in range(at, at + 4):
         byte = np.int64(data[k])
         if digit(byte):
@@ -203,7 +203,7 @@ def document_number(data: Any, start: int, end: int) -> int:
     if number_end(data, start, end) != end:
         return IS_STRING
     _, token = _number(data, start, end)
-    return token
+    return int(token)
 
 
 @kernel
@@ -508,7 +508,7 @@ def _significant(data: Any, start: int, end: int, digits: Any) -> Any:
     count = 0
     zeros = 0
     place = 0
-    exponent = 0
+    exponent: Any = 0
     behind = False
     at = start + (1 if data[start] == MINUS else 0)
     while at < end:

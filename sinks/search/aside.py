@@ -6,13 +6,13 @@ document is written, and both come before the commit that covers the row: after 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from cdc.model.batch import POSITION, topic_schema
+from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
 from sinks.deadletters import Letter, LetterState, TakenChanges, as_deletes
 from sinks.render.jsonrows import Style
@@ -35,12 +35,11 @@ class Aside:
         ids = partial(bulk.ids_of, batch, schema)
         before = letters.known.by_id
         edited = {one.id: one for one in before.values() if one.state is LetterState.EDITED}
-        found = self._rows.bury(schema, verdicts, positions, ids)
+        found = self._rows.bury(schema, verdicts, positions, ids, edited_stay=True)
         if found:
             gone = self._clear(schema, batch, [int(np.searchsorted(positions, one.position)) for one in found])
             # A document that an operator has corrected has a later version. It is gone where this one was taken, with an index that was lost.
-            for one in (edited[one.id] for one, taken in zip(found, gone, strict=True) if taken and one.id in edited):
-                letters.keep(replace(one, state=LetterState.ASIDE, values={}))
+            letters.keep([edited[one.id].undecided() for one, taken in zip(found, gone, strict=True) if taken and one.id in edited])
         fates = np.empty(len(batch), np.int8)
         fates[verdicts.rows] = verdicts.fates
         taken = TakenChanges(np.isin(fates, (Fate.WRITTEN, Fate.STALE)), fates == Fate.WRITTEN)
@@ -70,13 +69,16 @@ class Aside:
         for topic in {one.table for one in letters.known.all}:
             if topic in self._tables.known:
                 letters.compare(self._tables.known[topic].names.index, topic)
+        if letters.known.room < 0:
+            raise letters.known.too_many()  # each of them had room for its own
 
-    def put(self, row: pa.RecordBatch, style: Style) -> str | None:
-        """See ``LetterBox.put``. The version is the highest position that this topic has here, which is free for a row that has no change after its own."""
+    def put(self, row: pa.RecordBatch, at: Position, style: Style) -> str | None:
+        """See ``LetterBox.put``. ``at`` becomes the document's version, which is free for a row that has no change after its own."""
         schema = topic_schema(row.schema)
-        at = pa.array([max(int(self._tables.held.of(schema.topic)), row.column(POSITION)[0].as_py())], pa.int64())
-        body = bulk.actions(row.set_column(0, row.schema.field(0), at), schema, style, over_equal=True)
-        verdicts = self._rows.write(schema, self._tables.place(schema), body, at.to_numpy())
+        ids = bulk.ids_of(row, schema)  # of its own position, where that names it
+        standing = row.set_column(0, row.schema.field(0), pa.array([at], pa.int64()))
+        body = bulk.actions(standing, schema, style, ids, over_equal=True)
+        verdicts = self._rows.write(schema, self._tables.place(schema), body, np.array([at], np.int64))
         if verdicts.count(Fate.DEAD):
             return verdicts.reasons[0]
         return None if verdicts.count(Fate.WRITTEN) else "a later change of this row is there, or another writer"

@@ -44,8 +44,8 @@ class SearchBarriers:
         if barrier.position <= max(self._tables.held.of(topic), held.position if held is not None and barrier.defines else START):
             return Outcome(0, stale=1)
         barrier, steps = self._steps(barrier, new=held is None)
-        if barrier.rows is not RowsBefore.KEPT:
-            self._rows.letters.end(topic, barrier.position)
+        if barrier.rows is RowsBefore.GONE:
+            self._rows.letters.end(topic, barrier.position, emptied=True)
         return carry_out(barrier, steps)
 
     def replace_writers(self, which: list[Place]) -> bool:
@@ -103,6 +103,7 @@ class _Rewriting:
             named = partial(bulk.ids_of, batch, barrier.schema, ids)
             letters = self.rows.bury(barrier.schema, verdicts, came.to_numpy(), named)
             dead += tuple(letter.as_outcome() for letter in letters)
+        self.rows.letters.end(barrier.schema.topic, barrier.position, emptied=False, again={one.position for one in dead})
         return dead
 
 

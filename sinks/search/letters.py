@@ -8,12 +8,14 @@ from typing import Any, Final
 
 from cdc.errors import StoreError
 from cdc.model.position import Position
-from sinks.deadletters import LETTERS_MAX, Letter, Letters, LetterState
+from sinks.deadletters import Letter, Letters, LetterState
 from sinks.search import conditional
 from sinks.search.wire import Cluster
 
 MAPPING: Final[Mapping[str, Any]] = {"table": {"type": "keyword"}, "position": {"type": "long"}, "reason": {"type": "keyword"}}
 """What can be searched; the rest is only kept."""
+_PAGE: Final = 1000
+"""So many are read, or looked at, at once."""
 
 
 class SearchLetters:
@@ -44,40 +46,50 @@ class SearchLetters:
             return ()
         if answer.status >= 400:
             raise self._cluster.error(doing, answer)
-        body = {"size": LETTERS_MAX, "query": {"match_all": {}}, "sort": [{"position": "asc"}]}
+        body: dict[str, Any] = {"size": _PAGE, "query": {"match_all": {}}, "sort": [{"position": "asc"}]}
         params = {"allow_partial_search_results": "false"}
-        found = self._cluster.ask(doing, "POST", f"/{self._index}/_search", body, params=params)
-        return tuple(letter for hit in found["hits"]["hits"] if (letter := _letter(hit["_source"])) is not None)
+        letters: list[Letter] = []
+        while True:
+            hits = self._cluster.ask(doing, "POST", f"/{self._index}/_search", body, params=params)["hits"]["hits"]
+            letters += (letter for hit in hits if (letter := _letter(hit["_source"])) is not None)
+            if len(hits) < _PAGE:
+                return tuple(letters)
+            body["search_after"] = hits[-1]["sort"]  # no two have one position
 
-    def set_aside(self, letters: Sequence[Letter]) -> None:
-        """Records them; one that is there already stays as an operator has left it. Durable on return."""
+    def set_aside(self, letters: Sequence[Letter], *, edited_stay: bool) -> None:
+        """Records them (``Letters.refused``). Durable on return. Raises StoreError when there are more than a store may have: then the first of
+        them are there, so that an operator can decide about them."""
         known = self.known
-        fresh = [one for one in letters if one.id not in known.by_id or not known.by_id[one.id].key]
-        known.refuse_too_many(fresh)
-        self._send(({"index": {"_id": one.id}}, one) for one in fresh)
-        known.add(fresh)
+        fresh = known.refused(letters, edited_stay=edited_stay)
+        fitting = known.fitting(fresh)
+        self._send(({"index": {"_id": one.id}}, one) for one in fitting)
+        known.add(fitting)
+        if len(fitting) < len(fresh):
+            raise known.too_many()
 
-    def keep(self, letter: Letter) -> None:
-        self._send([({"index": {"_id": letter.id}}, letter)])
-        self.known.add([letter])
+    def keep(self, letters: Collection[Letter]) -> None:
+        self._send(({"index": {"_id": one.id}}, one) for one in letters)
+        self.known.add(letters)
 
     def forget(self, ids: Collection[str]) -> None:
         self._send(({"delete": {"_id": one}}, None) for one in ids)
         self.known.remove(ids)
 
-    def end(self, topic: str, position: Position) -> None:
-        """A change of the table as a whole leaves nothing of what came before."""
-        if ids := self.known.before(topic, position):
+    def end(self, topic: str, position: Position, *, emptied: bool, again: Collection[int] = ()) -> None:
+        """A change of the table as a whole leaves nothing of what came before (``Letters.before``), and nothing that an operator has corrected."""
+        if ids := self.known.before(topic, position, emptied=emptied, again=again):
             self.forget(ids)
+        self.keep([one.undecided() for one in self.known.of(topic) if one.failed and one.state is LetterState.EDITED])
 
     def compare(self, index: str, topic: str) -> None:
         """Removes those whose rows have a later change in the table's index, where others have written it."""
-        mine = [one for one in self.known.of(topic) if one.key and one.state is LetterState.ASIDE]
-        if mine:
-            wanted = {"ids": [one.key for one in mine]}
+        mine = [(one, one.key) for one in self.known.of(topic) if one.key is not None]
+        for at in range(0, len(mine), _PAGE):
+            page = mine[at : at + _PAGE]
+            wanted = {"ids": [key for _, key in page]}
             found = conditional.documents(self._cluster, "comparing dead letters", f"/{index}/_mget", wanted, {"_source": "false"})
             versions = {str(doc["_id"]): int(doc["_version"]) for doc in found if doc.get("found")}
-            self.forget([one.id for one in mine if versions.get(one.key, 0) > one.position])
+            self.forget([one.id for one, key in page if versions.get(key, 0) > max(one.position, one.stands_at)])
 
     def _send(self, actions: Iterable[tuple[Mapping[str, Any], Letter | None]]) -> None:
         """Returns once they are durable. Raises StoreError (retryable) when the cluster does not take them."""

@@ -95,10 +95,16 @@ class Rows:
         return bulk.together([future.result() for future in sent])
 
     def bury(
-        self, schema: TopicSchema, verdicts: bulk.Verdicts, positions: Positions, ids: Callable[[], pa.Array]
+        self,
+        schema: TopicSchema,
+        verdicts: bulk.Verdicts,
+        positions: Positions,
+        ids: Callable[[], pa.Array],
+        *,
+        edited_stay: bool = False,
     ) -> tuple[Letter, ...]:
         """Records the rows that the index can never hold, but for those that a later row of the batch replaces. ``positions``: of their
-        changes in the log; ``ids``: gives the documents' ids."""
+        changes in the log; ``ids``: gives the documents' ids; ``edited_stay``: see ``Letters.refused``."""
         dead = np.sort(verdicts.of(Fate.DEAD)).tolist()
         if not dead:
             return ()
@@ -110,7 +116,7 @@ class Rows:
         check_share(self._cluster.store, outcomes, len(positions), share_max=self._dead_share_max, rows_min=DEAD_ROWS_MIN)
         last = set(last_of_keys(named, dead))
         letters = tuple(letter for row, letter in zip(dead, found, strict=True) if row in last)
-        self.letters.set_aside(letters)
+        self.letters.set_aside(letters, edited_stay=edited_stay)
         return letters
 
     def _attempt(self, place: Place, body: Texts, rows: bulk.Rows, positions: Positions) -> bulk.Verdicts:

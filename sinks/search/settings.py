@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdc.errors import ConfigError
-from cdc.settings.models import MAX_FILE_BYTES
+from cdc.settings.secretfile import MAX_FILE_BYTES
 
 READ_AT_ONCE: Final = 2000
 """Documents that the audit asks for in one page: an index has to give as many."""

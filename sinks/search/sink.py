@@ -125,6 +125,8 @@ class SearchSink:
             conditional.send(self._cluster, "writing the ledger", [self._ledger.change(now)])
             crashpoint("search.opening.written")
 
+    def finish(self) -> None: ...
+
     def held(self, topic: str) -> Position:
         return self._tables.held.of(topic)
 
@@ -262,22 +264,25 @@ class SearchSink:
     def letters(self) -> tuple[Letter, ...]:
         return self._rows.letters.read() if self._epoch is None else self._rows.letters.known.all
 
-    def keep(self, letter: Letter) -> None:
+    def keep(self, letters: Collection[Letter]) -> None:
         self._writes()
-        self._rows.letters.keep(letter)
+        self._rows.letters.keep(letters)
 
     def forget(self, ids: Collection[str]) -> None:
         self._writes()
         self._rows.letters.forget(ids)
 
-    def put(self, row: pa.RecordBatch) -> str | None:
+    def put(self, row: pa.RecordBatch, at: Position) -> str | None:
         self._writes()
-        refused = self._aside.put(row, self._choices.style(topic_schema(row.schema)))
+        refused = self._aside.put(row, at, self._choices.style(topic_schema(row.schema)))
         self.commit(self._tables.held.applied)  # ends the stretch that the row was written in
         return refused
 
     def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
         return ids_of_keys(keys, schema)
+
+    def places(self, rows: pa.RecordBatch) -> pa.Array:
+        return document_ids(keys(rows, topic_schema(rows.schema)))
 
     def applied(self) -> Cut:
         return self._looks.applied(writing=self._epoch is not None) if self._tables.followed.begun else ZERO_CUT

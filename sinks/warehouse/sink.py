@@ -89,6 +89,8 @@ class Warehouse:
         self._applied = applied
         return applied
 
+    def finish(self) -> None: ...
+
     def applied(self) -> Cut:
         """Asks the file system whether anything has changed, and Iceberg only where something has."""
         extent, ledger, tables = self._opened()

@@ -89,7 +89,9 @@ class Lab:
 
     def open(self, sink: Sink) -> Cut:
         self.epoch += 1
-        return sink.open(self.log.reader(), self.epoch)
+        applied = sink.open(self.log.reader(), self.epoch)
+        sink.finish()
+        return applied
 
     def applied(self) -> Cut:
         """What the store says to somebody who only looks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -228,17 +229,110 @@ def test_there_are_never_more_than_a_store_may_have(lab: Lab, sink: Sink, monkey
     if lab.kind == "memory":
         pytest.skip("the twin has room")
     feed(lab, sink, upserts(RANKED, 2, [bad(1), bad(2), good(3)]))
-    with pytest.raises(StoreError, match="dead letters") as failure:
-        feed(lab, sink, upserts(RANKED, 5, [bad(4)]))
+    for _ in range(2):
+        with pytest.raises(StoreError, match="dead letters") as failure:
+            feed(lab, sink, upserts(RANKED, 5, [bad(4)]))
     assert not failure.value.retryable
     assert "canary" not in failure.value.line()
+
+
+def test_those_that_are_accepted_are_not_counted(lab: Lab, narrow: Narrow, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a store that has stopped for them goes on once they are, also where nothing of them is committed yet."""
+    if lab.kind == "memory":
+        pytest.skip("the twin has room")
+    monkeypatch.setattr(deadletters, "LETTERS_MAX", 2)
+    rows = upserts(RANKED, 2, [bad(1), bad(2), bad(3), good(4), bad(5)])
+    feed(lab, sink, rows.slice(0, 2))
+    lab.log.put(rows.slice(2))
+    with pytest.raises(StoreError, match="dead letters"):
+        sink.apply(rows.slice(2))
+    sink = opened(lab, narrow)
+    assert accepted(lab, sink) == [True] * 2
+    for begin in (0, 2):
+        sink.apply(rows.slice(begin))
+    commit(lab, sink, cut(6))
+    assert letters(sink) == [
+        (2, LetterState.ACCEPTED), (3, LetterState.ACCEPTED), (4, LetterState.ASIDE), (6, LetterState.ASIDE),
+    ]  # fmt: skip
+    assert letters(opened(lab, narrow)) == letters(sink)
+    assert holds(sink, [good(4)])
+
+
+def accepted(lab: Lab, sink: Sink) -> list[bool]:
+    """Every letter, by one request."""
+    request = LetterRequest(Verb.DROP, [one.id for one in box(sink).letters()], "ops")
+    return [one.done for one in Deciding(sink, box(sink), lab.log.reader(), sink.applied()).answers(request)]
+
+
+def test_an_accepted_row_that_gets_another_key_stays_accepted_until_it_changes(lab: Lab, sink: Sink) -> None:
+    """The letter goes by the key that the row has now, whether the table's key has changed or its other columns."""
+    if lab.kind == "memory":
+        pytest.skip("the twin forgets what it could not hold")
+    feed(lab, sink, upserts(RANKED, 2, [good(1), bad(2), bad(3), bad(4)]))
+    commit(lab, sink, cut(5))
+    assert all(decide(lab, sink, Verb.DROP, position).done for position in (3, 4))
+    rekeyed = dataclasses.replace(
+        RANKED,
+        columns=tuple(
+            dataclasses.replace(
+                one, name={"status": "remark"}.get(one.name, one.name), key=one.name in ("id", "customer_id"), attnum=n
+            )
+            for n, one in enumerate(RANKED.columns, 1)
+        ),
+    )
+    change = schema(rekeyed, 6)
+    lab.log.put(change)
+    sink.apply(change)
+    commit(lab, sink, cut(6))
+    if len(held(sink, rekeyed)) > 1:
+        assert letters(sink) == [], "the place was made again, and has room now"
+        return
+    assert letters(sink) == [(3, LetterState.ACCEPTED), (4, LetterState.ACCEPTED), (5, LetterState.ASIDE)]
+    feed(lab, sink, batch(rekeyed, [(Op.DELETE, 7, bad(2)), (Op.UPDATE, 8, {**good(3), "remark": "x"})]))
+    commit(lab, sink, cut(8))
+    assert letters(sink) == [(5, LetterState.ASIDE)]
+
+
+def test_a_row_without_a_key_is_corrected_in_its_own_place(lab: Lab, narrow: Narrow) -> None:
+    """Its position names it, and the position at which a corrected row stands is another row's."""
+    if lab.kind == "redis":
+        pytest.skip("holds no such table")
+    loose = dataclasses.replace(RANKED, identity="n", columns=tuple(dataclasses.replace(one, key=False) for one in RANKED.columns))
+    sink = lab.opened(**narrow.options)
+    sink.prepare(TopicSchema.of(loose))
+    narrow.begin()
+    feed(lab, sink, upserts(loose, 1, [good(1), bad(2), good(3)]))
+    commit(lab, sink, cut(3))
+    assert letters(sink) == [(2, LetterState.ASIDE)]
+    for _ in range(2):
+        assert decide(lab, sink, Verb.EDIT, 2, rank="7", note="short").done
+    mended = order(2, note="short", rank="7")
+    wanted = meant(sink, loose, [good(1), mended, good(3)])
+    assert sorted(held(sink, loose), key=lambda row: str(row["id"])) == wanted
+    assert decide(lab, sink, Verb.DROP, 2).done
+    assert sorted(row["id"] or "" for row in held(sink, loose)) == ["1", "3"]
+
+
+def test_a_key_that_is_an_empty_text_is_a_key() -> None:
+    letter = Letter("public.t", Position(3), "why", "")
+    assert Letter.from_json(letter.to_json()).key == ""
+    taken = deadletters.TakenChanges(np.array([True]), np.array([True]))
+    known = deadletters.Letters("s", [letter])
+    assert known.ended("public.t", lambda: pa.array([""]), np.array([4]), taken) == [letter.id]
+
+
+def test_no_table_can_be_called_so_that_its_letters_are_another_s() -> None:
+    names = ["public.t", "public.t@5", "public.t@all", "public.t@rows", "public.t@5@all"]
+    one_row = [Letter(name, Position(position), "why", "k") for name in names for position in (5, 6)]
+    whole = [Letter(name, Position(5), "why", whole_table=True) for name in names]
+    assert len({letter.id for letter in (*one_row, *whole)}) == len(one_row) + len(whole)
 
 
 def test_letters_are_written_as_they_are_read() -> None:
     letter = Letter("public.t", Position(3), "why", "1", 2.5, LetterState.EDITED, "ops", 3.5, {"a": None, "b": "ü"})
     assert Letter.from_json(letter.to_json()) == letter
     old = Letter.from_json('{"table":"public.t","position":3,"reason":"why"}')
-    assert (old.id, old.key, old.state) == ("public.t@3", "", LetterState.ASIDE)
+    assert (old.id, old.key, old.state) == ("public.t@3", None, LetterState.ASIDE)
 
 
 def test_the_last_row_of_each_key() -> None:

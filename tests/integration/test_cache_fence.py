@@ -58,6 +58,7 @@ class Site:
         self.epoch += 10
         sink = self.sink(**options)
         sink.open(self.log.reader(), self.epoch)
+        sink.finish()
         return sink
 
     def feed(self, sink: CacheSink, changes: pa.RecordBatch) -> Outcome:
@@ -182,6 +183,7 @@ def test_a_copy_from_before_another_template_is_named_anew(site: Site) -> None:
     with pytest.raises(StoreError, match="flushed, restored or replaced"):
         sink.applied()
     assert sink.open(site.log.reader(), site.epoch) == cut(10)
+    sink.finish()
     assert site.rows() == after
     assert sink.applied() == cut(10)
 

@@ -37,6 +37,7 @@ class Server:
         self._sinks.callback(sink.close)
         self._epoch += 1
         sink.open((log or self.log).reader(), self._epoch)
+        sink.finish()
         return sink
 
     def fill(self, *sinks: CacheSink, log: LooseLog | None = None, prepare: bool = True) -> Cut:

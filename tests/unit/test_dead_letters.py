@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from cdc.audit.deadletters import KnownLetters, without
 from cdc.audit.suspects import Differing
-from cdc.commands.dlq import read_values
+from cdc.commands.correctedrow import read_values
 from cdc.errors import ConfigError, StoreError
 from cdc.follow.follower import Follower
 from cdc.model.batch import Op
@@ -24,7 +25,7 @@ from sinks import make_sink
 from sinks.deadletters import Letter, LetterState
 from sinks.memory import STORES, Options
 from sinks.memoryunits import Store
-from tests.contract.rows import ORDERS, batch, order, upserts
+from tests.contract.rows import ORDERS, TYPES, batch, order, schema, upserts
 from tests.logs import LooseLog
 
 OPTIONS = Options(kind="memory", row_bytes_max=400)
@@ -88,11 +89,11 @@ def test_a_request_waits_for_a_follower_and_is_done_once_more_after_a_crash(
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
-    again = follower(log, tmp_path)
+    again = Follower("twin", OPTIONS, tmp_path, log.reader(), tmp_path, threading.Event())
     with monkeypatch.context() as patch:
         patch.setattr(letterrequests, "answer", crash)
         with pytest.raises(KeyboardInterrupt):
-            caught_up(log, again)
+            again.start()
     again.close()
     assert letterrequests.taken_answer(tmp_path, "twin", name) is None
     last = follower(log, tmp_path)
@@ -126,11 +127,44 @@ def test_a_damaged_request_is_named(tmp_path: Path) -> None:
         ('{"nothing": 1}', "no column"),
         ('{"id": 1}', "in the key"),
         ('{"customer_id": "canary"}', "not a value of its type"),
+        ('{"status": "canary", "status": "b"}', "twice"),
+        ('{"status": "canary"} {}', "not JSON"),
+        ('{"status": "canary",}', "not JSON"),
+        ('{"status" "canary"}', "not JSON"),
+        ('{1: "canary"}', "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"status": ' + "[" * 100_000, "not JSON"),
+        ('{"status": "canary\\u0000"}', "not a value of its type"),
+        ('{"status": "canary\\ud800"}', "not a value of its type"),
+        ('"canary"', "not a JSON object"),
     ],
 )
 def test_a_corrected_row_is_checked_and_never_shown(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as failure:
         read_values(text, TopicSchema.of(ORDERS))
+    assert "canary" not in failure.value.line()
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        (
+            '{"docb": {"a": 1.10, "b": [12345678901234567890123], "c": "1"}}',
+            {"docb": '{"a": 1.10, "b": [12345678901234567890123], "c": "1"}'},
+        ),
+        ('{"docb": true, "flag": true, "doc": "null"}', {"docb": "true", "flag": "t", "doc": "null"}),
+        ('{"docb": "{\\"a\\":1}", "tags": "{a,b}"}', {"docb": '{"a":1}', "tags": "{a,b}"}),
+        (' {"double" : NaN ,\n"wide": 1} ', {"double": "NaN", "wide": "1.0000000000"}),
+    ],
+)
+def test_a_corrected_value_is_what_was_written(text: str, values: dict[str, str]) -> None:
+    assert read_values(text, TopicSchema.of(TYPES)) == values
+
+
+@pytest.mark.parametrize("text", ['{"docb": "canary"}', '{"doc": {"a": 1, "a": 2}}', '{"tags": ["canary"]}', '{"tags": "{canary"}'])
+def test_what_postgres_could_not_have_is_no_correction(text: str) -> None:
+    with pytest.raises(ConfigError, match="not a value of its type") as failure:
+        read_values(text, TopicSchema.of(TYPES))
     assert "canary" not in failure.value.line()
 
 
@@ -173,6 +207,28 @@ def test_a_correction_names_columns_as_the_database_does(tmp_path: Path, log: Lo
     one.close()
 
 
+def test_a_correction_means_the_column_and_not_who_has_its_name_now(tmp_path: Path, log: LooseLog) -> None:
+    """Whoever may rename columns of the table must not be able to say what an operator corrects."""
+    columns = tuple(dataclasses.replace(one, attnum=number) for number, one in enumerate(ORDERS.columns, 1))
+    before = dataclasses.replace(ORDERS, columns=columns)
+    log.put(schema(before, 4))
+    log.put(upserts(before, 5, [order(9, note="x" * 1000)]))
+    one = follower(log, tmp_path)
+    caught_up(log, one)
+    numbers = {column.name: column.attnum for column in columns}
+    swapped = {"note": numbers["status"], "status": numbers["note"], "nothing": 99}
+    names = [
+        letterrequests.ask(tmp_path, "twin", LetterRequest(Verb.EDIT, ["public.orders@5"], "ops", {name: "short"}, {name: number}))
+        for name, number in swapped.items()
+    ]
+    caught_up(log, one)
+    answers = [letterrequests.taken_answer(tmp_path, "twin", name) or () for name in names]
+    assert [answer.done for (answer,) in answers] == [False, True, False]
+    (row,) = [row for _, row in STORES["twin"].rows["public.orders"].values() if row is not None and row["id"] == "9"]
+    assert (row["note"], row["status"]) == ("short", order(9)["status"])
+    one.close()
+
+
 def test_a_letter_that_names_no_key_is_only_dropped(tmp_path: Path, log: LooseLog) -> None:
     """As the version before letters had keys left it: its row may have changed since."""
     one = follower(log, tmp_path)
@@ -181,7 +237,7 @@ def test_a_letter_that_names_no_key_is_only_dropped(tmp_path: Path, log: LooseLo
     box = one._opening._box
     assert box is not None
     (known,) = box.letters()
-    box.keep(Letter(known.table, known.position, known.reason))
+    box.keep([Letter(known.table, known.position, known.reason)])
     names = [asked(tmp_path, Verb.REPLAY), asked(tmp_path, Verb.EDIT, note="short"), asked(tmp_path, Verb.DROP)]
     before = dict(unit.rows)
     caught_up(log, one)

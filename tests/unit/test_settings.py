@@ -15,7 +15,8 @@ import sinks
 from cdc.errors import ConfigError
 from cdc.model.display import shown_as
 from cdc.settings.file import SettingsError, load
-from cdc.settings.models import MAX_FILE_BYTES, Source, StoreOptions, Strict
+from cdc.settings.models import Source, StoreOptions, Strict
+from cdc.settings.secretfile import MAX_FILE_BYTES
 
 CANARY = "s3cr3t-canary"
 DSN = f"postgresql://cdc:{CANARY}@db.internal/shop"

@@ -17,9 +17,12 @@ from cdc.errors import ConfigError
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.evolution import Kind
-from cdc.model.pgtypes import FLOAT8, INT8, JSONB, NUMERIC, TEXT
+from cdc.model.pgtypes import FLOAT8, INT8, JSONB, NUMERIC, TEXT, TIMESTAMPTZ
 from cdc.model.position import Lsn
 from cdc.model.table import Column, Table
+from cdc.model.topic import TopicSchema
+from sinks import options_model
+from sinks.holding import foreseen
 from tests.contract.rows import Row, batch, schema
 
 PAGE: Final = (Path(__file__).resolve().parents[3] / "docs/stores.md").read_text(encoding="utf-8")
@@ -163,3 +166,47 @@ def test_what_is_wrong_is_said(preview: Callable[..., Result], arguments: tuple[
     shown = preview(*arguments, said=table)
     assert isinstance(shown.exception, ConfigError)
     assert re.search(message, str(shown.exception))
+
+
+def test_it_shows_the_rows_that_the_store_holds_and_what_it_computes(preview: Callable[..., Result]) -> None:
+    table = '[stores.cache.tables."public.customers"]\ncolumns = ["id", "half", "name"]\n'
+    said = table + 'where = "name <> \'old\'"\ncomputed = { half = "cost / (id - 5)" }\n'
+    [six, seven] = [
+        json.loads(preview("cache", "--json", "--key", key, "--table", "public.customers", said=said).stdout)["tables"][
+            "public.customers"
+        ]
+        for key in ("5", "7")
+    ]
+    assert six == [{"dead letter": "public.customers@1", "why": "computed.half: division by zero (22012)"}]
+    assert seven == [{"command": "SET", "key": "c:7", "value": '{"id":7,"name":"Ada","half":0.55000000000000000000}'}]
+    left_out = said.replace("<> 'old'", "<> 'Ada'")
+    assert preview("cache", "--key", "7", "--table", "public.customers", said=left_out).stdout.endswith(
+        "no row in what was looked at\n"
+    )
+    wrong = preview("cache", said=said.replace("name <>", "nam <>"))
+    assert isinstance(wrong.exception, ConfigError)
+    assert str(wrong.exception) == (
+        'stores.cache.tables."public.customers".where: public.customers: line 1, column 1: column nam does not exist'
+    )
+
+
+def test_what_the_page_says_of_rows_and_of_what_is_computed_can_be_said() -> None:
+    section = PAGE.partition("## Which rows does it hold, and what does it compute?")[2].partition("\n## ")[0]
+    raw = tomllib.loads("\n".join(re.findall(r"```toml\n(.*?)```", section, re.DOTALL)))["stores"]["cache"]["tables"]
+    products = TopicSchema.of(
+        Table(
+            1,
+            "public",
+            "products",
+            (
+                Column("id", INT8, key=True, attnum=1),
+                Column("status", TEXT, attnum=2),
+                Column("deleted_at", TIMESTAMPTZ, attnum=3),
+                Column("price", NUMERIC, (12 << 16 | 2) + 4, attnum=4),
+                Column("attributes", JSONB, attnum=5),
+            ),
+        )
+    )
+    options = options_model("redis").model_validate({"kind": "redis", "url": "redis://h", "tables": raw})
+    [held] = foreseen("cache", options, [products])
+    assert held.names == ("id", "status", "price", "brand", "gross")

@@ -13,7 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from cdc.errors import StoreError
-from cdc.settings.models import SecretFile
+from cdc.settings.secretfile import SecretFile
 from sinks.search.wire import Address, Cluster
 
 
