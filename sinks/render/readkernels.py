@@ -110,7 +110,7 @@ def _hex4(data: Any, at: int) -> int:
         else:
             return LEFT
         code = code * 16 + value
-    return code
+    return int(code)
 
 
 @kernel
@@ -163,13 +163,24 @@ def _escaped(data: Any, at: int) -> Any:
 
 
 @kernel
-def _nested(data: Any, at: int, end: int) -> int:
-    """Behind the array or object that begins here, as its brackets say."""
+def _behind_string(data: Any, at: int, end: int) -> int:
+    """Behind the closing quote of the string that begins here, whatever is in it."""
+    at += 1
+    while at < end:
+        if data[at] == QUOTE:
+            return at + 1
+        at += 2 if data[at] == BACKSLASH else 1
+    return LEFT
+
+
+@kernel
+def _nested(data: Any, at: int, end: int, strict: bool) -> int:
+    """Behind the array or object that begins here, as its brackets say. ``strict``: LEFT, too, where a string inside of it is none, or names half a character."""
     depth = 0
     while at < end:
         byte = data[at]
         if byte == QUOTE:
-            at, _ = _string(data, at, end)
+            at = _string(data, at, end)[0] if strict else _behind_string(data, at, end)
             if at < 0:
                 return LEFT
             continue
@@ -207,8 +218,8 @@ def document_number(data: Any, start: int, end: int) -> int:
 
 
 @kernel
-def _value(data: Any, at: int, end: int) -> Any:
-    """(behind the value that begins here, what it is)."""
+def _value(data: Any, at: int, end: int, strict: bool) -> Any:
+    """(behind the value that begins here, what it is). ``strict``: see ``_nested``."""
     if at >= end:
         return LEFT, NO_MEMBER
     byte = data[at]
@@ -216,7 +227,7 @@ def _value(data: Any, at: int, end: int) -> Any:
         at, escaped = _string(data, at, end)
         return at, IS_ESCAPED if escaped else IS_STRING
     if byte in (OPEN, OPEN_LIST):
-        return _nested(data, at, end), IS_NESTED
+        return _nested(data, at, end, strict), IS_NESTED
     if byte == MINUS or digit(byte):
         return _number(data, at, end)
     if is_word(data, at, end, NULL):
@@ -274,7 +285,7 @@ def object_members(data: Any, starts: Any, stops: Any, labels: Any, ends: Any, o
             if at >= end or data[at] != COLON:
                 break
             start = _behind_space(data, at + 1, end)
-            at, token = _value(data, start, end)
+            at, token = _value(data, start, end, not others)
             if at < 0:
                 break
             if column >= 0:
@@ -312,7 +323,7 @@ def unwrap(data: Any, spans: Any, tokens: Any, label: Any, left: Any) -> None:
         if at >= end or data[at] != COLON:
             continue
         start = _behind_space(data, at + 1, end)
-        at, token = _value(data, start, end)
+        at, token = _value(data, start, end, True)
         if at < 0:
             continue
         behind = _behind_space(data, at, end)
@@ -336,7 +347,7 @@ def array_elements(data: Any, start: int, end: int) -> Any:
             return found[:0]
         while at < end:
             begun = at
-            at, _ = _value(data, begun, end)
+            at, _ = _value(data, begun, end, False)
             if at < 0:
                 break
             if count == len(found):
@@ -632,7 +643,7 @@ def _put_canonical(out: Any, to: int, data: Any, at: int, end: int, digits: Any,
                 return LEFT
             at = stop
         else:
-            stop, token = _value(data, at, end)
+            stop, token = _value(data, at, end, True)
             if stop < 0:
                 return LEFT
             if token == IS_REAL:

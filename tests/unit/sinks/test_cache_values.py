@@ -8,7 +8,7 @@ import pytest
 
 from cdc.model.topic import TopicSchema
 from sinks.cache import ledger
-from sinks.cache.erasure import _ways
+from sinks.cache.erasure import ways_of
 from sinks.cache.ledger import CacheLedger, Projection
 from sinks.cache.values import Hash, Json
 from sinks.render.choices import Choices
@@ -56,4 +56,4 @@ def test_a_ledger_that_is_nested_too_deep_is_damaged(field: str) -> None:
         fields[field] = "1 " + fields[field]
     with pytest.raises(ValueError):
         CacheLedger.decode(fields)
-    assert list(_ways(fields)) == []
+    assert ways_of(fields) == []

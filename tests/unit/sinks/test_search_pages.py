@@ -43,6 +43,12 @@ def test_rows_of_every_type_are_those_of_the_parsed_documents(seed: int) -> None
         documents += [f'{{"id":"a","docb":{wrapped}}}', f'{{"id":"b","docb" : {{ "value" : {value} }} }}']
     documents += ['{"id":"c","_unindexed":{"docb":[1]}}', '{"id":"d","docb":{"value":1']
     documents[-1] += "}}"
+    # What is left for Python to read in one document leaves the others alone.
+    documents += [
+        r'{"id":"e","docb":{"value":["\ud83d\ude00"]}}',
+        r'{"id":"f","docb":{"value":["\ud83d"]}}',
+        r'{"id":"g","docb":{"value":"\"}\\"}}',
+    ]
     hits = Hits.of(answer(documents))
     assert (hits.scroll, len(hits)) == ("DXF1ZXJ5QW5k==", len(documents))
     rows, left = hits.rows(SCHEMA, STYLE)
