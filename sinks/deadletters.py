@@ -5,7 +5,8 @@ A letter is one row's, by its key. Its values stay in the log, found by the posi
 - **The store holds nothing** under the key of a letter, neither the older row nor a part of the new one. So what a store shows is what the
   log says, whatever it was built from and in which steps; what it cannot show is missing, and named.
 - **A later change of that key replaces it**: changes are whole rows, so one that the store can hold is all that it needs, and a delete leaves
-  nothing to hold. One that it cannot hold either becomes the letter. A TRUNCATE, and whatever writes a table's rows again, ends its letters.
+  nothing to hold. One that it cannot hold either becomes the letter. A TRUNCATE, and whatever writes a table's rows again, ends its letters,
+  but for those of rows that an expression fails for, which are not among these.
 - **They are bounded**: a store that would keep more than ``LETTERS_MAX`` stops, for then the store is at fault, not the rows. Those that an
   operator has accepted are not counted.
 
