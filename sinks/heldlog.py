@@ -24,7 +24,7 @@ from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
 from sinks.holding import Holding, bound, check, decoded
-from sinks.settling import settled
+from sinks.holdingchange import settled
 
 if TYPE_CHECKING:
     from sinks.contract import Sink

@@ -97,7 +97,7 @@ class TableUnit(Unit):
 
     @property
     def topic(self) -> str:
-        """Of a unit with a shape."""
+        """The topic of a unit with a shape."""
         assert self.shape is not None
         return self.shape.schema.topic
 

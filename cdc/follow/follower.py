@@ -36,7 +36,7 @@ from cdc.errors import ConfigError, HeadwaterError, Stopped, StoreError
 from cdc.follow.access import Opening, Ports
 from cdc.follow.apply import Slices
 from cdc.follow.ranges import ChangeWaits, Opened, Ranges
-from cdc.follow.rebuilding import Rebuilding
+from cdc.follow.rebuild import Rebuilding
 from cdc.follow.reporter import Reporter
 from cdc.follow.rules import Rules
 from cdc.log.contract import LogReader

@@ -28,7 +28,7 @@ for _letter, _byte in {"b": 8, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}.items
 
 
 def parse(data: Bytes, schema: pa.Schema, rows: int, skip: int = 0) -> pa.RecordBatch:
-    """So many whole rows of COPY text, in front of each of which stand ``skip`` bytes of framing, as a batch of ``schema`` (utf8 columns, one per field).
+    """``rows`` whole rows of COPY text, in front of each of which stand ``skip`` bytes of framing, as a batch of ``schema`` (utf8 columns, one per field).
     Raises HeadwaterError on anything else."""
     columns = len(schema)
     if data.size and data[-1] != _LINE_FEED:

@@ -1,4 +1,4 @@
-"""Rebuilds that `cdc resume STATE:follow-NAME --rebuild` asks of a follower: the store is built again from the log (``cdc.follow.rebuilding``).
+"""Rebuilds that `cdc resume STATE:follow-NAME --rebuild` asks of a follower: the store is built again from the log (``cdc.follow.rebuild``).
 
 The request lies under ``run_dir/rebuild`` until the store was built and opened again, so a crash on the way begins it again.
 """

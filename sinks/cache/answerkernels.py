@@ -79,9 +79,10 @@ def texts_at(data: Any, at: int, starts: Any, stops: Any) -> int:
 
 
 @kernel
-def hash_members(data: Any, at: int, labels: Any, ends: Any, kinds: Any, spans: Any, tokens: Any, left: Any, there: Any) -> int:
-    """As ``readkernels.object_members``, of hashes: their answers begin here. ``there``: whether there is one of the key. Returns what is behind them."""
+def hash_members(data: Any, at: int, labels: Any, ends: Any, kinds: Any, spans: Any, tokens: Any, left: Any) -> Any:
+    """As ``readkernels.object_members``, of hashes: their answers begin here. Returns the mask of keys that have one."""
     columns = len(ends) - 1
+    there = np.zeros(len(left), np.bool_)
     for row in range(len(left)):
         kind, number, behind = line_at(data, at)
         there[row] = kind == _STAR and number > 0
@@ -112,7 +113,7 @@ def hash_members(data: Any, at: int, labels: Any, ends: Any, kinds: Any, spans: 
             spans[row, column, 0] = start
             spans[row, column, 1] = start + length
             tokens[row, column] = token
-    return at
+    return there
 
 
 @kernel

@@ -45,7 +45,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _AskedPage:
     """Names that are asked for, so many in one transaction."""
 
     names: pa.Array
@@ -59,7 +59,7 @@ def pages(server: Server, store: str, keys: TableKeys, form: Form) -> Iterator[P
     """All keys below the table's prefix, each once."""
     look = command("HMGET", ledger.key_of(store), *ledger.LOOK, f"at:{keys.schema.topic}")
     seen, count = SeenKeys(), _FIRST_COUNT
-    awaited: deque[_Asked | None] = deque([None])
+    awaited: deque[_AskedPage | None] = deque([None])
     with server.reading() as wire:
         wire.send(_scan(b"0", keys.prefix, count))
         while awaited:
@@ -75,7 +75,7 @@ def pages(server: Server, store: str, keys: TableKeys, form: Form) -> Iterator[P
                 request = _scan(cursor, keys.prefix, count)
                 awaited.append(None)
             if len(fresh := seen.fresh(found)):
-                asked = _Asked(fresh, min(count, READ_KEYS))
+                asked = _AskedPage(fresh, min(count, READ_KEYS))
                 request += b"".join(_transaction(look, form, part) for part in asked.parts())
                 awaited.append(asked)
             if request:
@@ -104,7 +104,7 @@ def _transaction(look: bytes, form: Form, names: pa.Array) -> bytes:
     return b"".join((command("MULTI"), look, form.questions(names), command("EXEC")))
 
 
-def _read(wire: RedisWire, sent: _Asked, keys: TableKeys, form: Form) -> tuple[Page, int]:
+def _read(wire: RedisWire, sent: _AskedPage, keys: TableKeys, form: Form) -> tuple[Page, int]:
     """The answers to what was asked, and how many bytes they are."""
     counts = [len(part) for part in sent.parts()]
     asked = [3 + form.commands(count) for count in counts]

@@ -188,7 +188,7 @@ class Hash(_Lasting):
         left, there = np.empty(count, np.bool_), np.empty(count, np.bool_)
         for at, some in places:
             rows = slice(row, row + some)
-            hash_members(data, at, labels.data, labels.ends, labels.kinds, spans[rows], tokens[rows], left[rows], there[rows])
+            there[rows] = hash_members(data, at, labels.data, labels.ends, labels.kinds, spans[rows], tokens[rows], left[rows])
             row += some
         return there, rows_of_members(Members(data, spans, tokens, left), schema, labels, style, parsed=False)
 

@@ -21,6 +21,7 @@ from sinks.render.jsonrows import Style, label_of, place_of
 from sinks.render.kinds import Kind, Leaf, kind_of
 from sinks.render.meaning import canonical_texts
 from sinks.render.texts import NOTHING, Texts, readonly
+from sinks.render.valuekernels import column_texts
 
 Mask = npt.NDArray[np.bool_]
 
@@ -100,7 +101,7 @@ def _as(column: TopicField, kind: Kind, style: Style) -> int:
 
 
 def document_members(data: Bytes, starts: Offsets, stops: Offsets, labels: Labels, *, others: bool = False) -> Members:
-    """Of JSON objects, each of which is ``data[start:stop]``. ``others``: they may have further members."""
+    """Finds the members of JSON objects, each of which is ``data[start:stop]``. ``others``: they may have further members."""
     count = len(labels.ends) - 1
     spans, tokens = np.zeros((len(starts), count, 2), np.int64), np.zeros((len(starts), count), np.uint8)
     left = kernels.object_members(data, starts, stops, labels.data, labels.ends, others, spans, tokens)
@@ -130,7 +131,7 @@ def _column(found: Members, at: int, labels: Labels, style: Style, left: Mask, p
     json = how == kernels.AS_IT_IS and kind in (Leaf.JSON, Leaf.JSONB, Leaf.LOOSE_JSON)
     if how == kernels.AS_IT_IS and not json:  # JSON's null is NULL
         tokens = np.where(tokens == kernels.IS_NULL, kernels.NO_MEMBER, tokens).astype(np.uint8)
-    data, offsets, valid = kernels.column_texts(found.data, spans, tokens, how, scale, left)
+    data, offsets, valid = column_texts(found.data, spans, tokens, how, scale, left)
     if how == kernels.AS_IT_IS:
         texts = Texts(data, offsets.astype(np.int64))
         canonical, odd = canonical_texts(texts, valid.astype(np.bool_), doubles=style.doubles, parsed=parsed)

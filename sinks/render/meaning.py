@@ -23,9 +23,9 @@ from cdc.model.pgtypes import canonical_text
 from cdc.model.structure import Scalar, ScalarType
 from cdc.model.topic import TopicField, TopicSchema
 from sinks.render import literals
+from sinks.render.canonicalkernels import canonical_lines
 from sinks.render.columns import literal_texts, trimmed
 from sinks.render.kinds import Kind, Leaf, kind_of
-from sinks.render.readkernels import canonical_lines
 from sinks.render.texts import Texts
 
 Mask = npt.NDArray[np.bool_]
@@ -80,7 +80,7 @@ def _name_order(name: str) -> tuple[int, bytes]:
 
 
 def canonical_texts(texts: Texts, there: Mask, *, doubles: bool, parsed: bool = True) -> tuple[pa.Array, Rows]:
-    """JSON texts as ``canonical_json`` has what they say (utf8), NULL where none is ``there``; and the rows that are not settled: what is no JSON or,
+    """JSON texts as ``canonical_json`` has what they say (utf8), NULL where none is ``there``; and the rows that are not settled: what is not JSON or,
     unless it may be ``parsed``, what the kernel has left."""
     data, ends, left = canonical_lines(texts.data, texts.offsets, there)
     valid = there & ~left

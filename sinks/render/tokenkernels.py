@@ -33,6 +33,7 @@ PLUS: Final = ord("+")
 POINT: Final = ord(".")
 EQUALS: Final = ord("=")
 SPACE: Final = ord(" ")
+TILDE: Final = ord("~")
 """Bytes below it are control characters."""
 TAB: Final = ord("\t")
 NEWLINE: Final = ord("\n")

@@ -119,4 +119,4 @@ class Documents:
         try:
             return Hits.of(answer)
         except (TypeError, ValueError):
-            raise down(self._cluster.store, self._cluster.where, f"{doing}: an answer that is no page of rows") from None
+            raise down(self._cluster.store, self._cluster.where, f"{doing}: an answer that is not a page of rows") from None

@@ -25,6 +25,7 @@ from sinks.render.documentcolumns import (
 from sinks.render.jsonkernels import Bytes, Offsets
 from sinks.render.jsonrows import Style
 from sinks.render.meaning import parse
+from sinks.render.valuekernels import column_texts
 from sinks.search.fields import WRAPPED, Field, field_of
 
 _WRAPPED: Final = np.frombuffer(f'"{WRAPPED}"'.encode(), np.uint8)
@@ -81,7 +82,7 @@ class Hits:
         """utf8; None where one of them is not a text."""
         left = self.members.left | (self.members.tokens[:, 0] == kernels.NO_MEMBER)
         spans, tokens = self.members.spans[:, 0], self.members.tokens[:, 0]
-        found = utf8(*kernels.column_texts(self.data, spans, tokens, kernels.TEXT, 0, left))
+        found = utf8(*column_texts(self.data, spans, tokens, kernels.TEXT, 0, left))
         return None if left.any() else found
 
     def parsed(self, which: Mask | npt.NDArray[np.bool_]) -> list[Any]:

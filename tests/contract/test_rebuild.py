@@ -12,7 +12,7 @@ import redis
 
 from cdc.crashpoint import Fault, armed
 from cdc.errors import HeadwaterError, StoreError
-from cdc.follow.rebuilding import Rebuilding
+from cdc.follow.rebuild import Rebuilding
 from cdc.follow.rules import Rules
 from cdc.model.batch import Op
 from cdc.model.pgtypes import INT8, TEXT

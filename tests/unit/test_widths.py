@@ -25,6 +25,8 @@ WIDE_CLASSES = {
     # These are JSON objects, with one attribute for each key; nothing takes a part of one. The reports are documented (``cdc status --json``, /v1/status),
     # the statuses are the files that the parts write.
     ("snapshots.progress", "Record"): 13,
+    ("sinks.deadletters", "Letter"): 13,
+    ("sinks.cache.ledger", "CacheLedger"): 13,
     ("cdc.report.shape", "CaptureReport"): 16,
     ("cdc.report.shape", "FollowerReport"): 18,
     ("cdc.state.status", "CaptureStatus"): 22,

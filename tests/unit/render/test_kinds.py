@@ -18,8 +18,8 @@ from sinks.search.mapping import properties
 from tests.contract.test_documents import VALUES
 from tests.documents.everything import COLUMNS
 
-CHOSEN_ONLY = {Leaf.LOOSE_JSON}
-"""No type has it of itself: ``as = "json"`` asks for it."""
+CHOSEN_ONLY = {Leaf.LOOSE_JSON, Leaf.GEO_POINT}
+"""No type has them of itself: ``as = "json"`` and ``geo`` ask for them."""
 OIDS = {name.lower(): oid for name, oid in vars(pgtypes).items() if name.isupper() and isinstance(oid, int)}
 ALONE = [column for column in VALUES if isinstance(kind_of(TopicField.of(column)), Leaf)]
 """Columns of one value each."""

@@ -17,8 +17,8 @@ from cdc.settings.models import StoreOptions
 from sinks import options_model
 from sinks.heldlog import HeldLog
 from sinks.holding import Holding, bound, check, decoded, failures_of, foreseen
+from sinks.holdingchange import settled
 from sinks.render.rowtext import keys, row_text
-from sinks.settling import settled
 from tests.contract.rows import Row, batch, schema, upserts
 from tests.logs import LooseLog
 from tests.unit.sinks.test_holding import ROWS, SCHEMA, TABLE

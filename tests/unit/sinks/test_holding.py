@@ -17,12 +17,12 @@ from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
 from sinks import options_model
 from sinks.holding import Holding, bound, check, decoded, foreseen
+from sinks.holdingchange import settled
 from sinks.policy import Action, judge
 from sinks.render.jsonrows import lines, plain_documents
 from sinks.render.jsontext import may_be_row, parse, row_texts
 from sinks.render.rowtext import keys, row_text, split_keys
 from sinks.reshape import conformed, reshaped
-from sinks.settling import settled
 from tests.contract.rows import Row, batch, numeric, schema, upserts
 
 TABLE = Table(

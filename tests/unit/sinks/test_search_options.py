@@ -15,10 +15,10 @@ from cdc.model.pgtypes import BOOL, BYTEA, FLOAT8, INT8, JSONB, NUMERIC, POINT, 
 from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
 from sinks.holding import bound, check, decoded
+from sinks.holdingchange import settled
 from sinks.search import mapping, settings, wishes
 from sinks.search.options import Options
 from sinks.search.sink import SearchSink
-from sinks.settling import settled
 from tests.contract.rows import Row, upserts
 
 PLACES = Table(
