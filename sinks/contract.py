@@ -123,6 +123,8 @@ class TopicAsOf:
     rows: Callable[[], Iterator[CameRows]]
     dropped: bool = False
     """The table is gone, or has another name: there are no rows, and no more come."""
+    earlier: tuple[TopicSchema, ...] = ()
+    """The definitions that its rows have stood under before."""
 
 
 class Sink(Protocol):

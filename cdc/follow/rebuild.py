@@ -56,7 +56,8 @@ class Rebuilding:
             return None
         last = found[-1].change
         gone = last is not None and last.kind in (Kind.DROPPED, Kind.RENAMED)
-        return TopicAsOf(shapes[-1], partial(self._rows, topic, upto, shapes), gone)
+        earlier = dict.fromkeys(shape.schema for shape in shapes if shape.schema != shapes[-1].schema)
+        return TopicAsOf(shapes[-1], partial(self._rows, topic, upto, shapes), gone, tuple(earlier))
 
     def _rows(self, topic: str, upto: Position, shapes: Sequence[Shape]) -> Iterator[CameRows]:
         keeps = self.rules.policy(topic) == "ignore"

@@ -1,6 +1,6 @@
 """Which names of keys are live, by 16 bytes for each: what a store that is built again compares everything else with that stands there.
 
-Ten million take 160 MB, and as much again for the moment in which they are sorted. The chance that any two names of so large a store have one digest
+Ten million take 160 MB, and 560 MB for the moment in which they are sorted. The chance that any two names of so large a store have one digest
 is one in 10²⁴.
 """
 

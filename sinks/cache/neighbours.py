@@ -66,6 +66,12 @@ def refuse_shared(server: Server, store: str, claims: list[Claim]) -> None:
                 )
 
 
+def taken(server: Server, store: str, keys: TableKeys) -> bool:
+    """Whether keys of this form are another store's, which keeps them up."""
+    mine = Claim("", keys)
+    return any(mine.meets(theirs) and not theirs.left for _, theirs in _others(server, store))
+
+
 def tell_lost(server: Server, store: str, keys: TableKeys) -> None:
     """Keys of this form are taken away, or have just been: every other store that writes them has lost its table's rows."""
     gone = Claim("", keys)

@@ -1,17 +1,20 @@
 """A cache built again: the rows of a cut over whatever stands there, then what is left over goes.
 
 The ledger first becomes one that holds nothing, is this writer's, and is ``rebuilding``: it names every way in which a row of the store may stand
-there, whoever wrote it, so that a crash forgets none of them. From then on no earlier writer gets anything done. The rows are written in the
-chains of their tables, whose progress the last transaction sets, all at once, with the cut.
+there, whoever wrote it, so that a crash forgets none of them. From then on no earlier writer gets anything done. It also says which keys the store
+writes, as it does when a table comes, so that no other store takes them meanwhile. The rows are written in the chains of their tables, whose progress
+is 0 until the last transaction sets it, all at once, with the cut. Who takes rows away meanwhile takes that progress away (``neighbours``), and the last
+transaction is refused.
 
 What is left over may be another log's, which nobody here can ask, or a row whose DELETE is gone from the log. So this, and ``erasure``, are
 the places where keys are found by looking at the server. A key below one of the store's prefixes goes when it is a row by its own content
-(``sinks.cache.rowreader``), and none of those that were just written.
+(``sinks.cache.rowreader``), none of those that were just written, and not of a form that another store keeps up by now. Rows are looked for in
+every way that the ledger names, and in those that the log names, as nobody can tell what a ledger has lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,7 +24,7 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError
 from cdc.model.batch import POSITION
 from cdc.model.lineage import Lineage
-from cdc.model.position import Cut
+from cdc.model.position import START, Cut
 from sinks.cache import ledger, neighbours, rowreader
 from sinks.cache.erasure import Way, ways_of
 from sinks.cache.keytemplate import TableKeys, bind
@@ -31,103 +34,155 @@ from sinks.cache.rowwriter import Rowwriter
 from sinks.cache.server import Server
 from sinks.cache.standing import CacheStanding
 from sinks.cache.transactions import Commands, RedisTransactions
-from sinks.cache.values import form_of
+from sinks.cache.values import Form, form_of
 from sinks.cache.wire import command
 from sinks.contract import CameRows, EpochPassed, Outcome, TopicAsOf
 from sinks.render.jsonrows import raw_texts
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table whose rows are to be written, or set aside. ``keys``: None, and ``why``, where nothing can name them."""
+
+    topic: TopicAsOf
+    keys: TableKeys | None
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.topic.shape.schema.topic
+
+
 @dataclass(slots=True)
 class CacheRebuild:
-    """Over one sink, as the writer that ``transactions`` name. ``known``: empty, under the projection that is wanted."""
+    """Over one sink, as the writer that ``transactions`` name. ``known``: empty, under the projection that is wanted. ``refuse_shared``: raises StoreError
+    where keys that are to be written are another store's."""
 
     known: CacheStanding
     server: Server
     transactions: RedisTransactions
     writing: Rowwriter
+    refuse_shared: Callable[[], None]
 
     def carry_out(self, lineage: Lineage, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
-        """Raises EpochPassed when a later writer of the same log has been there, StoreError."""
-        former = self._begin(lineage, topics)
+        """Raises EpochPassed when a later writer of the same log has been there, StoreError; ConfigError, before anything was touched, where
+        rows that the store holds could not be named any more."""
+        tables, ways = self._begin(lineage, topics)
+        self.refuse_shared()  # another store may have looked before that, too; now one of the two sees the other
         self.writing.letters.reload()
         crashpoint("rebuilding.cache_begun")
         live, outcome = LiveNames(), Outcome(0)
-        for topic in topics:
-            outcome += self._write(topic, cut, live)
+        for table in tables:
+            outcome += self._write(table, cut, live)
             crashpoint("rebuilding.cache_written")
-        for way in former:
-            self._sweep(way, live)
-        topic_fields = {f"at:{topic.shape.schema.topic}": str(cut.position) for topic in topics}
+        for one in self._forms(ways):
+            self._sweep(one, live)
+        names = [topic.shape.schema.topic for topic in topics]
+        reached = {**ledger.cut_fields(cut), **{f"at:{name}": str(cut.position) for name in names}}
         self.transactions.settle(
-            self.transactions.set({**ledger.cut_fields(cut), **topic_fields}), self.transactions.remove(ledger.REBUILDING)
+            self.transactions.set(reached), self.transactions.remove(ledger.REBUILDING), progress=dict.fromkeys(names, START)
         )
         return outcome
 
-    def _begin(self, lineage: Lineage, topics: Sequence[TopicAsOf]) -> list[Way]:
+    def _begin(self, lineage: Lineage, topics: Sequence[TopicAsOf]) -> tuple[list[_Table], list[Way]]:
+        """The tables, and every way in which rows may stand there."""
         writer, projection = self.transactions.writer, self.known.projection
         key, letters = ledger.key_of(self.known.store), ledger.letters_of(self.known.store)
+        tables: list[_Table] = []
         found: list[Way] = []
 
         def decide(fields: ledger.Fields) -> Commands:
             seen = ledger.epoch_of(fields)
             if fields.get("log") == lineage.log and seen > writer.epoch:
                 raise EpochPassed(self.known.store, seen)
+            tables[:] = self._tables(fields, topics)
             found[:] = ways_of(fields)
-            if not fields:  # keys without a ledger may be of rows whose DELETEs are gone from the log
-                found[:] = [Way(projection, topic.shape.schema) for topic in topics]
             begun = ledger.beginning(lineage.log, lineage.history, writer.epoch, projection)
             shapes = {f"shape:{one.shape.schema.topic}": ledger.encode_shape(one.shape) for one in topics}
-            given = {**begun, **shapes, ledger.REBUILDING: Way.encode_all(found)}
+            progress = {f"at:{one.shape.schema.topic}": str(START) for one in topics}
+            prefixes = {f"prefix:{one.name}": one.keys.prefix for one in tables if one.keys is not None}
+            given = {**begun, **shapes, **progress, **prefixes, ledger.REBUILDING: Way.encode_all(found)}
             return [command("DEL", key, letters), self.transactions.set(given)]
 
         self.transactions.change_whole(decide)
+        for topic in topics:
+            self.known.chain(topic.shape.schema.topic).at = START
+        named = [Way(projection, schema) for topic in topics for schema in (topic.shape.schema, *topic.earlier)]
+        return tables, list(dict.fromkeys([*found, *named]))
+
+    def _tables(self, fields: ledger.Fields, topics: Sequence[TopicAsOf]) -> list[_Table]:
+        """Those that the ledger holds come first: where keys of two could be the same, these are not the ones that are set aside."""
+        prefixes: dict[str, str] = {}
+        found: list[_Table] = []
+        for topic in sorted(topics, key=lambda one: f"prefix:{one.shape.schema.topic}" not in fields):
+            name = topic.shape.schema.topic
+            if topic.dropped:
+                continue
+            try:
+                keys = self.known.check(topic.shape.schema, prefixes)
+            except ConfigError as error:
+                if f"prefix:{name}" in fields:
+                    raise
+                found.append(_Table(topic, None, str(error)))
+            else:
+                prefixes[name] = keys.prefix
+                found.append(_Table(topic, keys))
         return found
 
-    def _write(self, topic: TopicAsOf, cut: Cut, live: LiveNames) -> Outcome:
-        known, shape = self.known, topic.shape
-        name, chain = shape.schema.topic, known.chain(shape.schema.topic)
-        if topic.dropped:
-            return Outcome(0)
-        try:
-            keys = known.check(shape.schema)
-        except ConfigError as error:
-            return self._set_aside(topic, str(error))
-        given = {f"prefix:{name}": keys.prefix, f"base:{name}": Base(cut.position, rewritten=True).encode()}
+    def _write(self, table: _Table, cut: Cut, live: LiveNames) -> Outcome:
+        keys, name, chain = table.keys, table.name, self.known.chain(table.name)
+        if keys is None:
+            return self._set_aside(table)
+        given = {f"base:{name}": Base(cut.position, rewritten=True).encode()}
         self.transactions.stream(chain, [self.transactions.part(name, [self.transactions.set(given)])])
-        known.prefixes[name] = keys.prefix
         outcome = Outcome(0)
-        for came in topic.rows():
+        for came in table.topic.rows():
             rows = _at_their_own(came)
             live.add(keys.texts(rows))
-            dead = self.writing.rewrite(chain, [rows], keys, form_of(known.projection, shape.schema))
+            dead = self.writing.rewrite(chain, [rows], keys, form_of(self.known.projection, keys.schema))
             outcome += Outcome(len(rows) - len(dead), 0, tuple(letter.as_outcome() for letter in dead))
         return outcome
 
-    def _set_aside(self, topic: TopicAsOf, why: str) -> Outcome:
-        name, chain = topic.shape.schema.topic, self.known.chain(topic.shape.schema.topic)
-        self.transactions.stream(chain, [self.transactions.part(name, [self.transactions.set({f"aside:{name}": why})])])
+    def _set_aside(self, table: _Table) -> Outcome:
+        name, chain = table.name, self.known.chain(table.name)
+        self.transactions.stream(chain, [self.transactions.part(name, [self.transactions.set({f"aside:{name}": table.why})])])
         outcome = Outcome(0)
-        for came in topic.rows():
-            outcome += self.writing.count_aside(chain, _at_their_own(came), why)
+        for came in table.topic.rows():
+            outcome += self.writing.count_aside(chain, _at_their_own(came), table.why)
         return outcome
 
-    def _sweep(self, way: Way, live: LiveNames) -> None:
-        """Takes every row away that stands there in this way and is not live."""
-        with suppress(ConfigError):  # it never named a row of this table
-            keys, form = bind(way.projection.of(way.schema).key, way.schema), form_of(way.projection, way.schema)
-            told = False
-            for names in rowreader.scanned(self.server, keys.prefix):
-                _, found = rowreader.read(self.server, self.known.store, way.schema.topic, names, form)
-                mine, _ = rowreader.rows_of(names, found, keys, form)
-                gone = [name for name, stays in zip(mine, live.among(mine), strict=True) if not stays]
-                if gone:
-                    if not told:
-                        neighbours.tell_lost(self.server, self.known.store, keys)
-                        told = True
-                    self._delete(keys, gone)
-                crashpoint("rebuilding.cache_swept")
-            if told:
-                neighbours.tell_lost(self.server, self.known.store, keys)
+    def _forms(self, ways: Sequence[Way]) -> list[list[tuple[TableKeys, Form]]]:
+        """How rows may stand below each prefix, so that one look at the server is enough for all of them."""
+        found: dict[str, list[tuple[TableKeys, Form]]] = {}
+        for way in ways:
+            with suppress(ConfigError):  # it never named a row of this table
+                keys = bind(way.projection.of(way.schema).key, way.schema)
+                found.setdefault(keys.prefix, []).append((keys, form_of(way.projection, way.schema)))
+        return list(found.values())
+
+    def _sweep(self, forms: Sequence[tuple[TableKeys, Form]], live: LiveNames) -> None:
+        """Takes every row away that stands there in one of these, which have one prefix, and is not live."""
+        store = self.known.store
+        ours = [(keys, form) for keys, form in forms if not neighbours.taken(self.server, store, keys)]
+        if not ours:
+            return
+        told: dict[TableKeys, None] = {}
+        for names in rowreader.scanned(self.server, ours[0][0].prefix):
+            others = [name for name, stays in zip(names, live.among(names), strict=True) if not stays]
+            for keys, form in ours:
+                if not others:
+                    break
+                _, found = rowreader.read(self.server, store, keys.schema.topic, others, form)
+                mine, _ = rowreader.rows_of(others, found, keys, form)
+                if mine:
+                    if keys not in told:
+                        neighbours.tell_lost(self.server, store, keys)
+                        told[keys] = None
+                    self._delete(keys, mine)
+                    others = sorted(set(others) - set(mine))
+            crashpoint("rebuilding.cache_swept")
+        for keys in told:
+            neighbours.tell_lost(self.server, store, keys)
 
     def _delete(self, keys: TableKeys, names: list[bytes]) -> None:
         self.writing.delete(self.known.chain(keys.schema.topic), [raw_texts(pa.array(names, pa.binary()))])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -143,7 +144,9 @@ class CacheSink:
             self._choices.check(schema, log)
         self._refuse_shared(there)
         neighbours.register(self._server, self.name)
-        outcome = CacheRebuild(known, self._server, self._transactions, self._writing).carry_out(lineage, cut, topics)
+        refuse_shared = partial(self._refuse_shared, there)
+        rebuild = CacheRebuild(known, self._server, self._transactions, self._writing, refuse_shared)
+        outcome = rebuild.carry_out(lineage, cut, topics)
         self._known = CacheStanding(self.name, self._projection)
         return outcome
 

@@ -11,9 +11,10 @@ its look at the ledger has been answered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Final
 
 from cdc.crashpoint import crashpoint
@@ -116,16 +117,18 @@ class RedisTransactions:
         """A change to the ledger: ``decide`` sees these fields of it and says what to do, None for nothing. Whether it was done."""
         return self._decided(command("HMGET", self._key, *fields), lambda reply: decide(_strings(reply)))
 
-    def settle(self, *commands: bytes) -> None:
-        """A change to the ledger that is this writer's to make, and moves nothing."""
+    def settle(self, *commands: bytes, progress: Mapping[str, int] = MappingProxyType({})) -> None:
+        """A change to the ledger that is this writer's to make, and moves nothing. ``progress``: what tables must still have in the ledger."""
 
         def decide(found: Answers) -> Commands:
-            seen = ledger.seen(found)
+            seen = ledger.seen(found[: len(ledger.LOOK)])
             decided = answer(seen, self.writer, self.position, self.position)
             self.refuse(FenceAnswer.LOST if decided is FenceAnswer.ALREADY else decided, seen)
+            if found[len(ledger.LOOK) :] != [b"%d" % at for at in progress.values()]:
+                raise lost(self._store)
             return commands
 
-        self.change(ledger.LOOK, decide)
+        self.change([*ledger.LOOK, *(f"at:{topic}" for topic in progress)], decide)
 
     def change_whole(self, decide: Callable[[ledger.Fields], Commands | None]) -> bool:
         """The same over every field; none where there is no ledger."""

@@ -60,7 +60,7 @@ def looked_at(table: str, folder: Path, look: Callable[[], Seen]) -> Seen:
         time.sleep(_STANDS_STILL_S)
         if None in before[:2] or _stamps(folder) != before:
             raise missing
-    raise lacking(table, "a part of its metadata") from missing
+    raise Lacking(table, "a part of its metadata") from missing
 
 
 def refuse_lacking(table: str, folder: Path, missing: Callable[[], str | None]) -> None:
@@ -68,7 +68,7 @@ def refuse_lacking(table: str, folder: Path, missing: Callable[[], str | None]) 
     before = _stamps(folder)
     time.sleep(_STANDS_STILL_S)
     if (name := missing()) is not None:
-        raise lacking(table, name) if _stamps(folder) == before else Vanished("look at a table's files", table)
+        raise Lacking(table, name) if _stamps(folder) == before else Vanished("look at a table's files", table)
 
 
 def _stamps(folder: Path) -> list[tuple[int, int] | None]:
@@ -89,8 +89,11 @@ def reading(path: str) -> Iterator[None]:
         raise _damaged(path) from error  # Arrow's word for bytes that it cannot unpack
 
 
-def lacking(table: str, name: str) -> StoreError:
-    return StoreError(f"the warehouse's table {table} lacks a file that it needs: {name}", retryable=False, hint=_PUT_BACK)
+class Lacking(StoreError):
+    """A table that nobody can read whole any more, and no waiting brings back what is missing."""
+
+    def __init__(self, table: str, name: str) -> None:
+        super().__init__(f"the warehouse's table {table} lacks a file that it needs: {name}", retryable=False, hint=_PUT_BACK)
 
 
 def _damaged(path: str) -> StoreError:

@@ -1,11 +1,16 @@
-"""Finds what a store has put into the warehouse's folder, and removes it."""
+"""Finds what a store has put into the warehouse's folder, and removes it: of a table its metadata and its data, and nothing that lies beside them."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator, Set
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 from uuid import uuid4
 
 from cdc.crashpoint import crashpoint
@@ -13,6 +18,9 @@ from sinks.warehouse.catalog import Catalog
 from sinks.warehouse.disk import sync
 from sinks.warehouse.marks import STORE_KEY
 from sinks.warehouse.names import STAGING
+
+_PARTS: Final = ("data", "metadata")
+_GZIP: Final = b"\x1f\x8b"
 
 
 def erase(catalog: Catalog, path: Path, store: str, aside: Path, kept: Set[Path] = frozenset()) -> None:
@@ -28,13 +36,38 @@ def erase(catalog: Catalog, path: Path, store: str, aside: Path, kept: Set[Path]
 
 
 def put_aside(location: Path, aside: Path) -> None:
-    """Removes a table at once: a crash leaves it whole, or leaves what is none any more."""
+    """Removes a table at once: a crash leaves it whole, or leaves what is none any more. Where something else lies in its folder, such as another store's
+    tables, that stays; then the data go first, so that after a crash the table is still found."""
     aside.mkdir(parents=True, exist_ok=True)
     gone = aside / f"erased-{uuid4().hex}"
-    location.rename(gone)
-    sync(location.parent)
+    if {path.name for path in location.iterdir()} <= set(_PARTS):
+        location.rename(gone)
+        sync(location.parent)
+    else:
+        gone.mkdir()
+        for part in _PARTS:
+            with suppress(FileNotFoundError):
+                (location / part).rename(gone / part)
+        sync(location)
     crashpoint("rebuild.table_erased")
     shutil.rmtree(gone, ignore_errors=True)
+
+
+def holds_table(location: Path) -> bool:
+    """Whether an Iceberg table lies in this folder itself, or what is left of one."""
+    metadata = location / "metadata"
+    return any(_metadata(location)) or (metadata / "version-hint.text").exists()
+
+
+def owners(location: Path) -> set[str | None]:
+    """The stores that the table's metadata name, as far as anybody can read them; None: a table of another program. Empty where there is no table."""
+    found: set[str | None] = set()
+    for path in _metadata(location):
+        with suppress(OSError, EOFError, zlib.error, ValueError, AttributeError, RecursionError):
+            content = path.read_bytes()
+            text = gzip.decompress(content) if content.startswith(_GZIP) else content
+            found.add(json.loads(text).get("properties", {}).get(STORE_KEY))
+    return found
 
 
 def tables_in(path: Path) -> Iterator[Path]:
@@ -42,8 +75,12 @@ def tables_in(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         return
     for folder, below, _ in os.walk(path):
-        if Path(folder) != path and "metadata" in below and any(Path(folder, "metadata").glob("*.metadata.json")):
-            below.clear()
+        if Path(folder) != path and any(_metadata(Path(folder))):
+            below[:] = [name for name in below if name not in _PARTS]  # others may have made theirs beside them
             yield Path(folder)
         elif Path(folder) == path and STAGING in below:
             below.remove(STAGING)
+
+
+def _metadata(location: Path) -> Iterator[Path]:
+    return (location / "metadata").glob("*.metadata.json")

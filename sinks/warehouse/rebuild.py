@@ -2,7 +2,8 @@
 
 The new data files are written beside the ones that are there, and one Iceberg commit changes the columns, takes every former file out of the table and
 the new ones in. So a reader sees the table as it was or as it is, and one that has begun to read goes on. Columns that the table no longer has, or
-that have another type, go in the same commit. A table that nobody can read any more, because a part of its metadata is missing, is made again.
+that have another type, go in the same commit. A table of the store that nobody can read any more, because a part of its metadata is missing, is made again.
+What else lies where a table is to be, as another store's tables below a folder of that name, stays there.
 
 First the ledger is replaced by one of this log and this writer that holds nothing: whoever wrote before commits nothing more, as each of his commits
 looks at the ledger, and at the table's mark, before.
@@ -27,7 +28,8 @@ from sinks.contract import CameRows, EpochPassed, Outcome, TopicAsOf
 from sinks.warehouse import datafiles
 from sinks.warehouse.catalog import Catalog, Changes, IcebergTable
 from sinks.warehouse.columns import Add, Change, Drop, IcebergField, arrow_schema, first_schema, parse_schema, to_rows
-from sinks.warehouse.erasure import erase, put_aside
+from sinks.warehouse.disk import Lacking
+from sinks.warehouse.erasure import erase, holds_table, owners, put_aside
 from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.marks import SOURCE_KEY, STORE_KEY, TABLE_KEY, Signed
@@ -72,22 +74,32 @@ class WarehouseRebuild:
 
     def _refuse_taken(self, topics: Sequence[TopicAsOf]) -> None:
         for topic in topics:
-            path = self._path(topic)
-            table = self._readable(path)
-            owner = None if table is None else table.properties.get(STORE_KEY)
-            if table is not None and owner != self.store:
-                raise StoreError(
-                    f"the warehouse's table {'.'.join(path)} belongs to store {owner} and source table {table.properties.get(SOURCE_KEY)}",
-                    retryable=False,
-                    hint="give this store another path or a namespace of its own",
-                )
+            self._own(topic)
+
+    def _own(self, topic: TopicAsOf) -> IcebergTable | None:
+        """The table; None where there is none, or none that anybody can read. Raises StoreError where what is there is not the store's."""
+        path = self._path(topic)
+        table, folder = self._readable(path), self.path.joinpath(*path)
+        if table is not None and (owner := table.properties.get(STORE_KEY)) != self.store:
+            raise StoreError(
+                f"the warehouse's table {'.'.join(path)} belongs to store {owner} and source table {table.properties.get(SOURCE_KEY)}",
+                retryable=False,
+                hint="give this store another path or a namespace of its own",
+            )
+        if table is None and holds_table(folder) and owners(folder) != {self.store}:
+            raise StoreError(
+                f"the warehouse's table {'.'.join(path)} cannot be read, and nothing shows that it is one of store {self.store}",
+                retryable=False,
+                hint=f"give this store another path or a namespace of its own; if the table is this store's, move {folder} away",
+            )
+        return table
 
     def _begin(self, lineage: Lineage, epoch: int) -> WarehouseLedger:
         path = (LEDGERS, safe(self.store))
         table = self._readable(path)
         if table is not None and table.mark is not None and table.mark.log == lineage.log and table.epoch > epoch:
             raise EpochPassed(self.store, table.epoch)
-        if (self.path.joinpath(*path)).exists():
+        if holds_table(self.path.joinpath(*path)):
             put_aside(self.path.joinpath(*path), self.aside)
         crashpoint("rebuild.ledger_removed")
         ledger = WarehouseLedger(self.store, self.catalog)
@@ -115,10 +127,10 @@ class WarehouseRebuild:
             except CommitConflict:
                 for piece in written:
                     piece.path.unlink(missing_ok=True)
-            except StoreError as error:
-                if error.retryable or anew:
+            except Lacking:
+                if anew:
                     raise
-                put_aside(table.location, self.aside)  # it lacks what every reader needs, too
+                put_aside(table.location, self.aside)  # every reader needs what is missing, too
                 anew = True
             except CommitUnknown as error:
                 raise StoreError(
@@ -128,14 +140,14 @@ class WarehouseRebuild:
 
     def _table(self, topic: TopicAsOf, signed: Signed, lineage: Lineage) -> IcebergTable:
         schema, path = topic.shape.schema, self._path(topic)
-        table = self._readable(path)
+        table = self._own(topic)
         if table is not None:
             table.sync_all(self.path)
             if table.mark is not None and table.mark.log == lineage.log and table.epoch > signed.epoch:
                 raise EpochPassed(self.store, table.epoch)
             return table
         folder = self.path.joinpath(*path)
-        if folder.exists():
+        if holds_table(folder):
             put_aside(folder, self.aside)
         first = Signed(self.store, signed.epoch, lineage.mark(ZERO_CUT))
         properties = {SOURCE_KEY: schema.topic, TABLE_KEY: schema.to_json(), **first.properties()}

@@ -18,7 +18,7 @@ from cdc.errors import StoreError
 from cdc.model.batch import EXACT
 from cdc.model.topic import TopicSchema
 from sinks.warehouse.columns import labels, to_text
-from sinks.warehouse.disk import lacking
+from sinks.warehouse.disk import Lacking
 from sinks.warehouse.failures import java_name
 from sinks.warehouse.names import safe
 from sinks.warehouse.place import TablePlace
@@ -75,7 +75,7 @@ class SparkReader:
             )
         place.look_again()
         if (name := place.missing()) is not None:
-            return lacking(place.name, name)
+            return Lacking(place.name, name)
         kind = type(error).__name__ if getattr(error, "java_exception", None) is None else java_name(error)
         return StoreError(f"Spark cannot read the warehouse's table {place.name}: {kind}", retryable=True)
 

@@ -259,7 +259,7 @@ FOUND = (
     ),
     Mutant(
         "cdc audit ends with Java's words for a data file that was deleted by hand", "sinks/warehouse/sparkreader.py",
-        "            return lacking(place.name, name)\n", "            pass\n",
+        "            return Lacking(place.name, name)\n", "            pass\n",
         ("tests/unit/sinks/test_warehouse_reading.py",),
     ),
     Mutant(
