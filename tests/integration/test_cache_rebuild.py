@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cdc.errors import ConfigError, StoreError
-from cdc.follow.rebuilding import Rebuilding
+from cdc.follow.rebuild import Rebuilding
 from cdc.follow.rules import Rules
 from cdc.model.batch import Op
 from cdc.model.position import ZERO_CUT

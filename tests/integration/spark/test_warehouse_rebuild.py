@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cdc.errors import StoreError
-from cdc.follow.rebuilding import Rebuilding
+from cdc.follow.rebuild import Rebuilding
 from cdc.follow.rules import Rules
 from sinks.heldlog import HeldLog
 from sinks.warehouse import Options, Warehouse, datafiles, make
