@@ -177,14 +177,21 @@ def _spark(settings: Settings) -> Iterator[None]:
             session.stop()
 
 
-def _caught_up(settings: Settings, reader: LogReader, sink: Sink, timeout_s: float) -> CaughtUp:
+def _caught_up(settings: Settings, reader: HeldLog, sink: Sink, timeout_s: float) -> CaughtUp:
+    opened_at: list[Lsn] = []
+
     def caught_up(lsn: Lsn) -> Cut:
         try:
             wait(settings, reader, sink.name, lsn=lsn, timeout_s=min(NUDGE_AFTER_S, timeout_s))
         except WaitTimeout:
             nudge(settings.source.dsn.get_secret_value())
             wait(settings, reader, sink.name, lsn=lsn, timeout_s=timeout_s)
-        return sink.applied()
+        if opened_at:
+            return sink.applied()
+        opened_at.append(lsn)
+        applied = sink.open(reader)  # a table may have got another definition while it was waited for
+        reader.settle(sink)
+        return applied
 
     return caught_up
 
