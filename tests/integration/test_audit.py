@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -432,7 +433,7 @@ class CacheKeys:
     def read(self, key: int) -> dict[str, Any]:
         if self._hashes:
             return {name.decode(): text.decode() for name, text in self._client.hgetall(f"t:{key}").items()}
-        found: dict[str, Any] = json.loads(self._client.get(f"t:{key}"))
+        found: dict[str, Any] = json.loads(self._client.get(f"t:{key}"), parse_float=lambda text: f"\0{text}\0")
         return found
 
     def write(self, key: int, value: dict[str, Any]) -> None:
@@ -440,7 +441,8 @@ class CacheKeys:
         if self._hashes:
             self._client.hset(f"t:{key}", mapping={name: str(text) for name, text in value.items()})
         else:
-            self._client.set(f"t:{key}", json.dumps(value, ensure_ascii=False))
+            text = json.dumps(value, ensure_ascii=False)
+            self._client.set(f"t:{key}", re.sub(r'"\\u0000(.*?)\\u0000"', r"\1", text))  # numbers as they were
 
     def remove(self, key: int) -> None:
         self._client.delete(f"t:{key}")
