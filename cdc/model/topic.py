@@ -10,7 +10,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from threading import Lock
 from typing import Any, Final, Literal, Self
+from weakref import WeakKeyDictionary, ref
 
 import pyarrow as pa
 
@@ -152,10 +154,18 @@ class TopicSchema(JsonValue):
         return _one(cls(**{**raw, "fields": tuple(TopicField.from_raw(one) for one in raw["fields"])}))
 
 
-@lru_cache(maxsize=4096)
+_MADE: Final[WeakKeyDictionary[TopicSchema, ref[TopicSchema]]] = WeakKeyDictionary()
+_MAKING: Final = Lock()
+
+
 def _one(schema: TopicSchema) -> TopicSchema:
-    """The first of all that are equal to this one: what is kept by schema is then found without a comparison."""
-    return schema
+    """The first of all that are equal to this one and still in use: what is kept by schema is then found without a comparison."""
+    with _MAKING:
+        made = _MADE.get(schema)
+        first = made() if made is not None else None
+        if first is None:
+            first, _MADE[schema] = schema, ref(schema)
+    return first
 
 
 @lru_cache(maxsize=4096)

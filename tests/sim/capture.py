@@ -72,7 +72,10 @@ class Capture:
         self._idle = False
         ways = course.ways
         with ExitStack() as unless_alive:
-            self.writer = EmbeddedLogWriter(folder, segment_bytes=ways.segment_bytes, seal=False, disk=disk, sync_threads=1)
+            self.writer = EmbeddedLogWriter(
+                folder, segment_bytes=ways.segment_bytes, seal=False, disk=disk, sync_threads=1,
+                new_log_id=lambda: course.identities.getrandbits(64),
+            )  # fmt: skip
             unless_alive.callback(self.writer.abandon)
             self.progress = SnapshotProgress(folder, interval_s=0.0 if ways.eager_progress else float("inf"))
             self._memory = ToastMemory(folder / TOAST)

@@ -16,7 +16,8 @@
 (m)   a store whose rows are to keep their shape, or that is to ask before it changes, does
 (n)   what a producer hands over through the inbox is in the log once, in its order, each group as one cut with its mark, which repeats the source's
       LSN; nothing of an opening comes that another has fenced; whoever contradicts himself is stopped, and nobody else
-(o)   no row vanishes: while a store is built again, it shows every row at all times that it showed before and that the log still has
+(o)   no row vanishes: while a store is built again, it shows every row at all times that it showed before and that the log
+      still has, as its readers see it then
 ====  ==================================================================================================================
 """
 

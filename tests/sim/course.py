@@ -23,6 +23,8 @@ class Course:
     ddl: Ddl
     rare: Rare
     trace: Trace | None
+    identities: Random
+    """What logs are told apart by is drawn of its own: it stands in names that are told."""
     clock: Clock = field(default_factory=Clock)
     counts: Counter[str] = field(default_factory=Counter)
     steps: int = 0

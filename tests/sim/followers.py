@@ -85,7 +85,7 @@ class Followers:
             self._process.look()
             self._checker.stores.claims(site.name, site.store, at)
 
-        def steady(begins: bool) -> None:
+        def steady(begins: Cut | None) -> None:
             self._process.look()
             self._checker.stores.steady(site.name, site.store, begins=begins)
 

@@ -60,11 +60,14 @@ class StoreCheck:
         self._kept.pop(name, None)
         self.wrote(name, store, staged=False, cut=None)
 
-    def steady(self, name: str, store: Store, *, begins: bool) -> None:
-        """Rule o. The store is being built again; ``begins``: from now on."""
+    def steady(self, name: str, store: Store, *, begins: Cut | None) -> None:
+        """Rule o. The store is being built again; ``begins``: from now on, as of this cut. After a loss of power, and until somebody has recovered the log, its
+        readers see an earlier one than the store has seen."""
         fold = self._checker.cuts[-1][1]
-        if begins:
-            self._kept[name] = {one for topic, unit in store.tables.items() for one in self._there(topic, unit, fold)}
+        if begins is not None:
+            self._kept[name] = {
+                one for topic, unit in store.tables.items() for one in self._there(topic, unit, fold, begins.position)
+            }
         kept = self._kept.get(name)
         if kept is None:
             return  # something has befallen it since
@@ -74,8 +77,8 @@ class StoreCheck:
             if unit is None or unit.rows.get(text, (0, None))[1] is None:
                 raise Violation("o", f"{name}: {topic} {list(key)} is gone while the store is built again")
 
-    def _there(self, topic: str, unit: TableUnit, fold: Folded) -> Iterator[tuple[str, Key, str]]:
-        """The rows of the log that the unit shows: topic, key, and its name there. Of a table with the key that the log has for it now."""
+    def _there(self, topic: str, unit: TableUnit, fold: Folded, upto: Position) -> Iterator[tuple[str, Key, str]]:
+        """The rows of the log that the unit shows as of positions up to ``upto``: topic, key, and its name there. Of a table with the key that the log has for it now."""
         rows = fold.get(topic, {})
         newest = max(rows.values(), key=lambda entry: entry.at, default=None)
         if newest is None or newest.table is None or unit.shape is None:
@@ -84,7 +87,7 @@ class StoreCheck:
         if not names or names != [column.name for column in unit.shape.schema.key]:
             return
         for text, (position, row) in unit.rows.items():
-            entry = self._checker.entries[position - 1] if position <= len(self._checker.entries) else None
+            entry = self._checker.entries[position - 1] if position <= min(upto, len(self._checker.entries)) else None
             if row is None or entry is None or entry.topic != topic:
                 continue
             key = entry.key if entry.rows is None else self._key(unit, row)

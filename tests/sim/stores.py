@@ -148,7 +148,7 @@ class FlakySink:
 
     def rebuild(self, log: LogReader, epoch: int, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
         self._site.accident("refused", "rebuild")
-        self._site.rebuilds()
+        self._site.rebuilds(cut)
         try:
             outcome = self._sink.rebuild(log, epoch, cut, topics)
         finally:
@@ -218,8 +218,8 @@ class Site:
         self.terms = Terms(options.schema_policy)
         self.building = False
         """It is being built again."""
-        self.steady: Callable[[bool], None] = lambda _: None
-        """Called when it begins to be built again (True), and at each step of that."""
+        self.steady: Callable[[Cut | None], None] = lambda _: None
+        """Called when it begins to be built again (as of a cut), and at each step of that (None)."""
         self.anew: Callable[[], None] = lambda: None
         """Called when it has been built again: nothing of what it showed before counts."""
         self.struck: Callable[[], None] = lambda: None
@@ -272,15 +272,15 @@ class Site:
     def between(self) -> None:
         """Between two steps of a commit, or of building it again."""
         if self.building:
-            self.steady(False)
+            self.steady(None)
             if self.chance.random() < self.moods.dies / 10:
                 self.met("follower died while it built its store again")
                 raise Died
         self.befall()
 
-    def rebuilds(self) -> None:
+    def rebuilds(self, cut: Cut) -> None:
         self.building = True
-        self.steady(True)
+        self.steady(cut)
 
     def rebuilt(self) -> None:
         """… to its end."""

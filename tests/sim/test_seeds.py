@@ -45,9 +45,7 @@ def test_no_promise_is_broken(part: int) -> None:
     counts, failures = run_seeds(range(part * size, (part + 1) * size))
     for group, name, n in grouped(counts):
         counters.add(group, name, n)
-    # Rule (o) does not hold in every seed yet (538): whether the product or the rule is wrong is not known. Its planted bug has a test of its own.
-    broken = [one for one in failures if "(o) " not in one.reason]
-    assert not broken, "\n".join(map(str, broken))
+    assert not failures, "\n".join(map(str, failures))
     assert counts[HURT] >= HURT_IN_PART_SHARE * size, f"a store was hurt in {counts[HURT]} of {size} runs only"
     assert {what: counts[what] for what in DDL if counts[what] < DDL_SHARE * size} == {}
     assert {what: counts[what] for what in RARE if counts[what] < RARE_SHARE * size} == {}

@@ -12,7 +12,9 @@ from tests.sim.turns import REST_S, Party, Turns
 
 def _course(seed: int) -> Course:
     chance = Random(seed)
-    return Course(chance, deal_dangers(chance), deal_work(chance), deal_ways(chance), deal_ddl(chance), deal_rare(chance), None)
+    return Course(
+        chance, deal_dangers(chance), deal_work(chance), deal_ways(chance), deal_ddl(chance), deal_rare(chance), None, Random(seed)
+    )
 
 
 class _Somebody:

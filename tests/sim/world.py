@@ -56,7 +56,7 @@ class World:
         seals = ways.segment_bytes == 4_000 and chance.random() < 0.3
         self._seals = seals or rare.compacts > 0 or rare.tier > 0
         ways = replace(ways, segment_bytes=rare.segment_bytes) if rare.compacts or rare.tier else ways
-        self._course = course = Course(chance, dangers, work, ways, ddl, rare, trace)
+        self._course = course = Course(chance, dangers, work, ways, ddl, rare, trace, Random(f"{seed} identities"))
         first_xid = chance.choice((700, 2**32 - 12, 2**32 * 3 + 2**31 - 9, 2**31 - 9))
         first_lsn = chance.choice((0x1_5000, 0xFFFF_F000, 0x16_B374_D848))
         self.source = Source(chance, make_tables(chance), first_xid, first_lsn, all_tables=ddl.all_tables or not ddl.any)

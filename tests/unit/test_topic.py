@@ -61,6 +61,16 @@ def test_what_a_store_keeps_is_read_back_as_the_same(table: Table) -> None:
     assert TopicSchema.from_json(schema.to_json()).fields == schema.fields
 
 
+def test_as_long_as_a_schema_is_in_use_there_is_one_of_it_however_many_others_come() -> None:
+    table = replace(FIELDS, oid=16999)
+    schema, batches = TopicSchema.of(table), topic_schema(batch_schema(table))
+    for number in range(5_000):
+        TopicSchema.of(replace(FIELDS, oid=20_000 + number))
+    assert TopicSchema.of(table) is schema
+    assert topic_schema(batch_schema(table)) is batches is schema
+    assert TopicSchema.from_json(schema.to_json()) is schema
+
+
 @pytest.mark.parametrize("table", [ORDERS, PAIRS, TYPES, FIELDS], ids=lambda table: table.name)
 def test_what_a_store_of_an_earlier_version_keeps_is_read_as_the_same(table: Table) -> None:
     assert TopicSchema.from_json(table.to_json()) is TopicSchema.of(table)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
@@ -59,13 +60,18 @@ class _Repairs:
     rewrite: list[tuple[Path, int, int]] = field(default_factory=list)
 
 
-def recover(places: LogPlaces, disk: Disk, segment_bytes: int) -> Recovered:
+def new_log_id() -> int:
+    """One that no other log has: of 64 bits, drawn."""
+    return secrets.randbits(64)
+
+
+def recover(places: LogPlaces, disk: Disk, segment_bytes: int, new_log_id: Callable[[], int] = new_log_id) -> Recovered:
     """Makes the log whole, or new when there is none. The caller holds the writer's lock.
 
     Raises LogCorrupt, naming file and byte, before anything is changed.
     """
     if _is_new(places):
-        _create(places, disk)
+        _create(places, disk, new_log_id())
     head = decode_head(plainfile.content(places.head)) if places.head.exists() else None
     repairs = _Repairs()
     timeline = _read_timeline(places, head, repairs)
@@ -122,10 +128,10 @@ def _refuse_former(path: Path) -> None:
     raise LogCorrupt(f"{path}: a timeline of this format has no file of this name")
 
 
-def _create(places: LogPlaces, disk: Disk) -> None:
+def _create(places: LogPlaces, disk: Disk, log_id: int) -> None:
     disk.make_folder(places.topics)
     disk.sync_folder(places.root.parent)
-    record, _ = encode_timeline_header(TimelineHeader(secrets.randbits(64)))
+    record, _ = encode_timeline_header(TimelineHeader(log_id))
     aside = places.aside_timeline
     aside.unlink(missing_ok=True)
     fd = disk.create(aside)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -36,7 +36,7 @@ from cdc.log.embedded.lock import hold, is_held
 from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.openfiles import OpenFiles
 from cdc.log.embedded.records import GroupEntry
-from cdc.log.embedded.recover import head_of, recover
+from cdc.log.embedded.recover import head_of, new_log_id, recover
 from cdc.log.embedded.register import Register
 from cdc.log.embedded.sealer import Sealer
 from cdc.log.embedded.segment import SegmentPlace
@@ -73,9 +73,10 @@ class EmbeddedLogWriter:
         disk: Disk | None = None,
         sync_threads: int = SYNC_THREADS,
         source: str = SOURCE_NAME,
+        new_log_id: Callable[[], int] = new_log_id,
     ) -> None:
         """``sync_threads``: the most files that are synced at once; 1: one after the other, by the caller's own thread. ``source``: the name of
-        the producer whose LSNs the cuts carry."""
+        the producer whose LSNs the cuts carry. ``new_log_id``: asked once, when there is no log yet."""
         if not 0 < segment_bytes <= MAX_SEGMENT_OPTION_BYTES:
             raise ValueError("segment_bytes is between 1 and 2**30")
         self._places = LogPlaces(Path(dir))
@@ -86,7 +87,7 @@ class EmbeddedLogWriter:
         self._syncs = SyncPool(sync_threads)
         self._lock_fd = hold(self._places, self._disk)
         try:
-            recovered = recover(self._places, self._disk, segment_bytes)
+            recovered = recover(self._places, self._disk, segment_bytes, new_log_id)
             self._register = Register(self._places.root, source, recovered.timeline, self._disk, self._check_place)
             self._published = GroupFiles(
                 self._places, self._disk, head_of(recovered),
