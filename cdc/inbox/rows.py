@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -160,7 +160,11 @@ class _Inexact(Exception):
 def _double(text: str) -> float:
     """The number, if its shortest text as a double says the same."""
     value = float(text)
-    if not math.isfinite(value) or Decimal(repr(value)) != Decimal(text):
+    try:
+        exact = math.isfinite(value) and Decimal(repr(value)) == Decimal(text)
+    except InvalidOperation:  # an exponent that not even a decimal can have
+        exact = False
+    if not exact:
         raise _Inexact
     return value
 

@@ -196,6 +196,7 @@ def test_types_of_parquet(tmp_path: Path, append: Append) -> None:
         ('{"id": 1}\n{"id": 2, "a": 0.1000000000000000000001}', "line 2 has a number that double precision"),
         ('{"id": 1, "a": 1e400}', "line 1 has a number that double precision"),
         ('{"id": 1, "a": 1e-400}', "line 1 has a number that double precision"),
+        ('{"id": 1, "a": 1e-99999999999999999999}', "line 1 has a number that double precision"),
         ("[" * 100_000, "line 1 is not JSON"),
         ('{"id": 1, "op": "x"}', 'line 1: op is "u" or "d"'),
         ('{"id": 1, "op": ["u"]}', 'line 1: op is "u" or "d"'),
