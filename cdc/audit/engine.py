@@ -2,9 +2,11 @@
 
 Each side is scanned once. A row leaves a key digest (128 bit), a row digest (64 bit) and its ordinal behind; the key's own
 text goes to an anonymous temporary file, to be read back for the few keys that differ. The sides are sorted by key digest and
-merged. Both sides have to be read: neither Redis nor OpenSearch can make a digest of what many rows hold, and a warehouse's and Postgres's own digests are of
-their own texts of a value. So no range of keys is settled without its rows, and an audit costs what the slower of the two reads costs. Per key the number of rows and the sum of their digests are compared. Where rows are identified by all of their columns, a store
+merged. Per key the number of rows and the sum of their digests are compared. Where rows are identified by all of their columns, a store
 holds equal rows once: then distinct rows are compared, and those that repeat another are counted.
+
+Both sides have to be read: neither Redis nor OpenSearch can make a digest of what many rows hold, and a warehouse's and Postgres's own digests
+are of their own texts of a value. So no range of keys is settled without its rows, and an audit costs what the slower of the two reads costs.
 
 Live traffic makes rows differ that are merely in flight: ``cdc.audit.suspects`` decides which of the suspects really differ.
 """

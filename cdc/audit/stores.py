@@ -156,10 +156,16 @@ def _opened(settings: Settings, name: str, reader: HeldLog) -> Iterator[Sink]:
             stack.enter_context(_spark(settings))
         sink = make_sink(name, options)
         stack.callback(sink.close)
-        reader.forget()
-        sink.open(reader)
-        reader.settle(sink)
+        _open(sink, reader)
         yield sink
+
+
+def _open(sink: Sink, reader: HeldLog) -> Cut:
+    """Opens it, whether or not it is open. Returns what it has applied."""
+    reader.forget()
+    applied = sink.open(reader)
+    reader.settle(sink)
+    return applied
 
 
 @contextmanager
@@ -178,20 +184,20 @@ def _spark(settings: Settings) -> Iterator[None]:
 
 
 def _caught_up(settings: Settings, reader: HeldLog, sink: Sink, timeout_s: float) -> CaughtUp:
-    opened_at: list[Lsn] = []
+    known = False
+    """What the store has of each table's definition is what it had once it had caught up."""
 
     def caught_up(lsn: Lsn) -> Cut:
+        nonlocal known
         try:
             wait(settings, reader, sink.name, lsn=lsn, timeout_s=min(NUDGE_AFTER_S, timeout_s))
         except WaitTimeout:
             nudge(settings.source.dsn.get_secret_value())
             wait(settings, reader, sink.name, lsn=lsn, timeout_s=timeout_s)
-        if opened_at:
+        if known:
             return sink.applied()
-        opened_at.append(lsn)
-        applied = sink.open(reader)  # a table may have got another definition while it was waited for
-        reader.settle(sink)
-        return applied
+        known = True
+        return _open(sink, reader)  # a table may have got another definition while it was waited for
 
     return caught_up
 

@@ -26,8 +26,8 @@ NOTES_IN_AGE: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Ages:
-    """``log``, ``history``: the log's id, and that of its history. ``passed_us``: how much time has been counted, and ``clock_us``: what this machine's clock has reached by then. ``notes``: (``passed_us``, the
-    head's position) as they were, rising."""
+    """``log``, ``history``: the log's id, and that of its history. ``passed_us``: how much time has been counted, and ``clock_us``: what this machine's
+    clock has reached by then. ``notes``: (``passed_us``, the head's position) as they were, rising."""
 
     log: str
     history: str
@@ -120,12 +120,9 @@ def known(folder: Path, reader: LogReader) -> Ages | None:
         return Ages(lineage.log, present)
     # Beyond where a history was given up its positions mean other changes here.
     notes = tuple(note for note in found.notes if note[1] <= until)
-    # So do those of a future that this log has lost, and who knows since when.
-    return (
-        Ages(lineage.log, present)
-        if any(position > head for _, position in notes)
-        else replace(found, history=present, notes=notes)
-    )
+    if any(position > head for _, position in notes):  # a future that this log has lost, and who knows since when
+        return Ages(lineage.log, present)
+    return replace(found, history=present, notes=notes)
 
 
 def _hours(log: Log, reader: LogReader) -> set[float]:

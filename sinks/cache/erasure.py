@@ -9,7 +9,7 @@ First the ledger is made nobody's, so that every writer is refused; last it goes
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -31,10 +31,7 @@ def erase(store: str, server: Server, transactions: RedisTransactions) -> None:
     ways: list[tuple[TableKeys, Form]] = []
 
     def ours(fields: ledger.Fields) -> Commands | None:
-        ways.clear()
-        for way in ways_of(fields):
-            with suppress(ConfigError):
-                ways.append((bind(way.projection.of(way.schema).key, way.schema), form_of(way.projection, way.schema)))
+        ways[:] = bound(ways_of(fields))
         return [command("HSET", key, "log", "")] if fields else None
 
     def only_while_nobody_s(*commands: bytes) -> None:
@@ -69,6 +66,13 @@ class Way:
     def encode_all(ways: Iterable[Way]) -> str:
         """As ``ledger.REBUILDING`` has it."""
         return json.dumps([[way.projection.encode(), way.schema.to_json()] for way in ways], ensure_ascii=False)
+
+
+def bound(ways: Iterable[Way]) -> Iterator[tuple[TableKeys, Form]]:
+    """The keys and values of each, but for those in which no row of its table can ever have been named."""
+    for way in ways:
+        with suppress(ConfigError):
+            yield bind(way.projection.of(way.schema).key, way.schema), form_of(way.projection, way.schema)
 
 
 _DAMAGED: Final = (ValueError, KeyError, TypeError, RecursionError)

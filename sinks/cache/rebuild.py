@@ -15,7 +15,6 @@ every way that the ledger names, and in those that the log names, as nobody can 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -26,8 +25,8 @@ from cdc.model.batch import POSITION
 from cdc.model.lineage import Lineage
 from cdc.model.position import START, Cut
 from sinks.cache import ledger, neighbours, rowreader
-from sinks.cache.erasure import Way, ways_of
-from sinks.cache.keytemplate import TableKeys, bind
+from sinks.cache.erasure import Way, bound, ways_of
+from sinks.cache.keytemplate import TableKeys
 from sinks.cache.ledger import Base
 from sinks.cache.livenames import LiveNames
 from sinks.cache.rowwriter import Rowwriter
@@ -154,10 +153,8 @@ class CacheRebuild:
     def _forms(self, ways: Sequence[Way]) -> list[list[tuple[TableKeys, Form]]]:
         """How rows may stand below each prefix, so that one look at the server is enough for all of them."""
         found: dict[str, list[tuple[TableKeys, Form]]] = {}
-        for way in ways:
-            with suppress(ConfigError):  # it never named a row of this table
-                keys = bind(way.projection.of(way.schema).key, way.schema)
-                found.setdefault(keys.prefix, []).append((keys, form_of(way.projection, way.schema)))
+        for keys, form in bound(ways):
+            found.setdefault(keys.prefix, []).append((keys, form))
         return list(found.values())
 
     def _sweep(self, forms: Sequence[tuple[TableKeys, Form]], live: LiveNames) -> None:

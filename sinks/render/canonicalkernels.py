@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from cdc.kernels.digits import HEX
 from cdc.kernels.jit import kernel
 from cdc.kernels.memcpy import copied
-from sinks.render.jsonkernels import HEX, SHORT
-from sinks.render.readkernels import DEPTH_MAX, IS_REAL, LEFT, behind_space, escaped, string_end, value_end
+from sinks.render.jsonkernels import SHORT
+from sinks.render.readkernels import DEPTH_MAX, IS_REAL, UNREAD, behind_space, escaped, string_end, value_end
 from sinks.render.tokenkernels import (
     BACKSLASH,
     CLOSE,
@@ -56,7 +57,7 @@ def _put_canonical(out: Any, to: int, data: Any, at: int, end: int, digits: Any,
     at = behind_space(data, at, end)
     while True:
         if at >= end:
-            return LEFT
+            return UNREAD
         byte = data[at]
         if byte in (OPEN, OPEN_LIST):
             out[to] = byte
@@ -68,42 +69,42 @@ def _put_canonical(out: Any, to: int, data: Any, at: int, end: int, digits: Any,
                 at += 1
             else:
                 if depth == DEPTH_MAX:
-                    return LEFT
+                    return UNREAD
                 stack[depth, 0] = byte + 2
-                stack[depth, 1] = LEFT
+                stack[depth, 1] = UNREAD
                 depth += 1
                 if byte == OPEN:
                     at, to = _put_name(out, to, data, at, end, stack[depth - 1])
                     if at < 0:
-                        return LEFT
+                        return UNREAD
                 continue
         elif byte == QUOTE:
             stop, _ = string_end(data, at, end)
             if stop < 0:
-                return LEFT
+                return UNREAD
             to = _put_string(out, to, data, at + 1, stop - 1)
             if to < 0:
-                return LEFT
+                return UNREAD
             at = stop
         else:
             stop, token = value_end(data, at, end, True)
             if stop < 0:
-                return LEFT
+                return UNREAD
             if token == IS_REAL:
                 to = _put_real(out, to, data, at, stop, digits)
                 if to < 0:
-                    return LEFT
+                    return UNREAD
             elif stop - at > LONG_NUMBER:
-                return LEFT
+                return UNREAD
             else:
                 to = copied(out, to, data, at, stop - at)
             at = stop
         while True:
             at = behind_space(data, at, end)
             if depth == 0:
-                return to if at == end else LEFT
+                return to if at == end else UNREAD
             if at >= end:
-                return LEFT
+                return UNREAD
             byte = data[at]
             out[to] = byte
             to += 1
@@ -113,10 +114,10 @@ def _put_canonical(out: Any, to: int, data: Any, at: int, end: int, digits: Any,
                 if stack[depth - 1, 0] == CLOSE:
                     at, to = _put_name(out, to, data, at, end, stack[depth - 1])
                     if at < 0:
-                        return LEFT
+                        return UNREAD
                 break
             if byte != stack[depth - 1, 0]:
-                return LEFT
+                return UNREAD
             depth -= 1
 
 
@@ -124,16 +125,16 @@ def _put_canonical(out: Any, to: int, data: Any, at: int, end: int, digits: Any,
 def _put_name(out: Any, to: int, data: Any, at: int, end: int, before: Any) -> Any:
     """(where the value begins, where to write on). ``before``: the name before it in this object, behind which this one has to come."""
     if at >= end or data[at] != QUOTE:
-        return LEFT, to
+        return UNREAD, to
     stop, escaped = string_end(data, at, end)
     if stop < 0 or escaped or (before[1] >= 0 and not _comes_behind(data, at + 1, stop - 1, before[1], before[2])):
-        return LEFT, to
+        return UNREAD, to
     before[1] = at + 1
     before[2] = stop - 1
     to = _put_string(out, to, data, at + 1, stop - 1)
     at = behind_space(data, stop, end)
     if to < 0 or at >= end or data[at] != COLON:
-        return LEFT, to
+        return UNREAD, to
     out[to] = COLON
     return behind_space(data, at + 1, end), to + 1
 
@@ -164,15 +165,15 @@ def _put_string(out: Any, to: int, data: Any, at: int, end: int) -> int:
         else:
             more = 1 if byte < 0xE0 else 2 if byte < 0xF0 else 3
             if byte < 0xC2 or byte > 0xF4 or at + more >= end + 1:
-                return LEFT
+                return UNREAD
             code = np.int64(byte) & (0x3F >> more)
             for k in range(1, more + 1):
                 if at + k >= end or data[at + k] & 0xC0 != 0x80:
-                    return LEFT
+                    return UNREAD
                 code = code << 6 | (np.int64(data[at + k]) & 0x3F)
             least = 0x80 if more == 1 else 0x800 if more == 2 else 0x10000
             if code < least or 0xD800 <= code < 0xE000 or code > 0x10FFFF:
-                return LEFT
+                return UNREAD
             at += more + 1
         to = _put_character(out, to, code)
     out[to] = QUOTE
@@ -209,7 +210,7 @@ def _put_real(out: Any, to: int, data: Any, start: int, end: int, digits: Any) -
     count, place = significant_digits(data, start, end, digits)
     # Beyond these it writes exponents.
     if count < 0 or (count and not -4 < place <= 16):
-        return LEFT
+        return UNREAD
     if count == 0:
         if data[start] == MINUS:
             out[to] = MINUS

@@ -11,9 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cdc.kernels.civil import date_of
-from cdc.kernels.digits import HEX as HEX
-from cdc.kernels.digits import decimal_text as decimal_text
-from cdc.kernels.digits import put_digits, put_padded
+from cdc.kernels.digits import HEX, put_digits, put_padded
 from cdc.kernels.jit import inlined, kernel
 from cdc.kernels.memcpy import copied
 from sinks.render.tokenkernels import BACKSLASH, COLON, EQUALS, LOWER_U, MINUS, POINT, QUOTE, SPACE, UPPER_T, UPPER_Z, ZERO

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.kernels.digits import decimal_text
 from cdc.kernels.memory import Reused
 from cdc.model.batch import OP, POSITION, Op, is_truncate
 from cdc.model.display import As
@@ -287,7 +288,7 @@ def warm_up() -> None:
     nothing, start = readonly(np.empty(0, np.uint8)), readonly(np.zeros(1, np.int64))
     none = readonly(np.empty(0, np.int64))
     kernels.integer_text(none)
-    kernels.decimal_text(readonly(np.empty(0, np.uint64)), 0)
+    decimal_text(readonly(np.empty(0, np.uint64)), 0)
     kernels.date_text(readonly(np.empty(0, np.int32)))
     kernels.time_text(none)
     kernels.timestamp_text(none, False)
@@ -386,7 +387,7 @@ def _encoder(held: pa.DataType, kind: Kind, doubles: bool, *, key: bool = False)
         return _Encoder(lambda values: raw_texts(values.cast(pa.utf8())), b"", odd)
     if pa.types.is_decimal(held):
         lossy = _lossy_decimals if doubles and held.scale and held.precision > DOUBLE_DIGITS else None
-        return _Encoder(lambda values: Texts(*kernels.decimal_text(_words(values), held.scale)), b"", lossy)
+        return _Encoder(lambda values: Texts(*decimal_text(_words(values), held.scale)), b"", lossy)
     if pa.types.is_date(held):
         return _Encoder(lambda values: Texts(*kernels.date_text(_numbers(values))))
     if pa.types.is_time(held):

@@ -75,7 +75,7 @@ AS_IT_IS: Final = 6
 DEPTH_MAX: Final = 32
 PLACES_MAX: Final = 300
 """A number that a double holds has fewer decimal places."""
-LEFT: Final = -1
+UNREAD: Final = -1
 
 
 @kernel
@@ -97,14 +97,14 @@ def _hex4(data: Any, at: int) -> int:
         elif UPPER_A <= byte <= UPPER_F:
             value = byte - UPPER_A + 10
         else:
-            return LEFT
+            return UNREAD
         code = code * 16 + value
     return int(code)
 
 
 @kernel
 def string_end(data: Any, at: int, end: int) -> Any:
-    """(behind the closing quote, whether there are escapes) of the string that begins here; LEFT where it is none, or names half a character."""
+    """(behind the closing quote, whether there are escapes) of the string that begins here; UNREAD where it is none, or names half a character."""
     at += 1
     escaped = False
     while at < end:
@@ -129,7 +129,7 @@ def string_end(data: Any, at: int, end: int) -> Any:
             elif byte not in (QUOTE, BACKSLASH, SLASH, LOWER_B, LOWER_F, LOWER_N, LOWER_R, LOWER_T):
                 break
         at += 1
-    return LEFT, escaped
+    return UNREAD, escaped
 
 
 @kernel
@@ -159,19 +159,19 @@ def _behind_string(data: Any, at: int, end: int) -> int:
         if data[at] == QUOTE:
             return at + 1
         at += 2 if data[at] == BACKSLASH else 1
-    return LEFT
+    return UNREAD
 
 
 @kernel
 def _nested(data: Any, at: int, end: int, strict: bool) -> int:
-    """Behind the array or object that begins here, as its brackets say. ``strict``: LEFT, too, where a string inside of it is none, or names half a character."""
+    """Behind the array or object that begins here, as its brackets say. ``strict``: UNREAD, too, where a string inside of it is none, or names half a character."""
     depth = 0
     while at < end:
         byte = data[at]
         if byte == QUOTE:
             at = string_end(data, at, end)[0] if strict else _behind_string(data, at, end)
             if at < 0:
-                return LEFT
+                return UNREAD
             continue
         if byte in (OPEN, OPEN_LIST):
             depth += 1
@@ -180,7 +180,7 @@ def _nested(data: Any, at: int, end: int, strict: bool) -> int:
             if depth == 0:
                 return at + 1
         at += 1
-    return LEFT
+    return UNREAD
 
 
 @kernel
@@ -188,12 +188,12 @@ def _number(data: Any, start: int, end: int) -> Any:
     """(behind the number that begins here, IS_WHOLE or IS_REAL). A whole -0 is left: as an integer it is 0."""
     at = number_end(data, start, end)
     if at == NOT_A_NUMBER or at - start > LONG_NUMBER:
-        return LEFT, NO_MEMBER
+        return UNREAD, NO_MEMBER
     for k in range(start, at):
         if data[k] == POINT or data[k] == LOWER_E or data[k] == UPPER_E:
             return at, IS_REAL
     if at - start == 2 and data[start] == MINUS and data[start + 1] == ZERO:
-        return LEFT, NO_MEMBER
+        return UNREAD, NO_MEMBER
     return at, IS_WHOLE
 
 
@@ -210,7 +210,7 @@ def document_number(data: Any, start: int, end: int) -> int:
 def value_end(data: Any, at: int, end: int, strict: bool) -> Any:
     """(behind the value that begins here, what it is). ``strict``: see ``_nested``."""
     if at >= end:
-        return LEFT, NO_MEMBER
+        return UNREAD, NO_MEMBER
     byte = data[at]
     if byte == QUOTE:
         at, escaped = string_end(data, at, end)
@@ -225,12 +225,12 @@ def value_end(data: Any, at: int, end: int, strict: bool) -> Any:
         return at + 4, IS_TRUE
     if is_word(data, at, end, FALSE):
         return at + 5, IS_FALSE
-    return LEFT, NO_MEMBER
+    return UNREAD, NO_MEMBER
 
 
 @kernel
 def _member_of(data: Any, at: int, end: int, labels: Any, ends: Any, likely: int) -> int:
-    """Which label (its quotes with it) stands here; LEFT where it is none of them."""
+    """Which label (its quotes with it) stands here; UNREAD where it is none of them."""
     columns = len(ends) - 1
     for step in range(columns):
         column = likely + step
@@ -238,7 +238,7 @@ def _member_of(data: Any, at: int, end: int, labels: Any, ends: Any, likely: int
             column -= columns
         if is_word(data, at, end, labels[ends[column] : ends[column + 1]]):
             return column
-    return LEFT
+    return UNREAD
 
 
 @kernel
@@ -326,7 +326,7 @@ def unwrap(data: Any, spans: Any, tokens: Any, label: Any, left: Any) -> None:
 
 @kernel
 def array_elements(data: Any, start: int, end: int) -> Any:
-    """(start, end) of each element of the array ``data[start:end]``; one element of (LEFT, LEFT) where it is none."""
+    """(start, end) of each element of the array ``data[start:end]``; one element of (UNREAD, UNREAD) where it is none."""
     found = np.empty((16, 2), np.int64)
     count = 0
     at = behind_space(data, start, end)
@@ -352,5 +352,5 @@ def array_elements(data: Any, start: int, end: int) -> Any:
             if at >= end or data[at] != COMMA:
                 break
             at = behind_space(data, at + 1, end)
-    found[0] = LEFT
+    found[0] = UNREAD
     return found[:1]

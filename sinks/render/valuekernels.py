@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from cdc.kernels.digits import HEX
 from cdc.kernels.jit import kernel
 from cdc.kernels.memcpy import copied
-from sinks.render.jsonkernels import HEX
 from sinks.render.readkernels import (
     AS_IT_IS,
     BOOL,
@@ -21,12 +21,12 @@ from sinks.render.readkernels import (
     IS_STRING,
     IS_TRUE,
     IS_WHOLE,
-    LEFT,
     MOMENT,
     NO_MEMBER,
     NUMBER,
     PLACES_MAX,
     TEXT,
+    UNREAD,
     escaped,
 )
 from sinks.render.tokenkernels import (
@@ -88,10 +88,10 @@ def _put_value(out: Any, to: int, data: Any, span: Any, token: int, kind: int, s
     if kind == TEXT:
         if token == IS_STRING:
             return copied(out, to, data, start, end - start)
-        return _put_unescaped(out, to, data, start, end) if token == IS_ESCAPED else LEFT
+        return _put_unescaped(out, to, data, start, end) if token == IS_ESCAPED else UNREAD
     if kind == BOOL:
         if token not in (IS_TRUE, IS_FALSE):
-            return LEFT
+            return UNREAD
         out[to] = LOWER_T if token == IS_TRUE else LOWER_F
         return to + 1
     if token == IS_STRING:
@@ -100,14 +100,14 @@ def _put_value(out: Any, to: int, data: Any, span: Any, token: int, kind: int, s
         if kind == BYTES:
             return _put_bytes(out, to, data, start, end)
         # The text of a number is another value than the number.
-        return LEFT if number_end(data, start, end) == end else copied(out, to, data, start, end - start)
+        return UNREAD if number_end(data, start, end) == end else copied(out, to, data, start, end - start)
     if kind == NUMBER and token in (IS_WHOLE, IS_REAL):
         return copied(out, to, data, start, end - start)
     if kind == DOUBLE and token == IS_WHOLE:
         return _put_zeros(out, copied(out, to, data, start, end - start), scale, True)
     if kind == DOUBLE and token == IS_REAL:
         return _put_double(out, to, data, start, end, scale, digits)
-    return LEFT
+    return UNREAD
 
 
 @kernel
@@ -151,7 +151,7 @@ def _put_moment(out: Any, to: int, data: Any, start: int, end: int) -> int:
     """ISO 8601 as Postgres writes it; what is kept as Postgres's text has no T behind ten characters."""
     for k in range(start, end):
         if data[k] >= 0x80 or (data[k] == UPPER_T and k < start + 10):
-            return LEFT
+            return UNREAD
     if end - start <= 10 or data[start + 10] != UPPER_T:
         return copied(out, to, data, start, end - start)
     to = copied(out, to, data, start, 10)
@@ -173,7 +173,7 @@ def _put_bytes(out: Any, to: int, data: Any, start: int, end: int) -> int:
     out[to + 1] = ord("x")
     to += 2
     if (end - start) % 4:
-        return LEFT
+        return UNREAD
     for at in range(start, end, 4):
         word = np.uint32(0)
         count = 3
@@ -185,7 +185,7 @@ def _put_bytes(out: Any, to: int, data: Any, start: int, end: int) -> int:
             else:
                 value = _BASE64[byte]
             if value == 255:
-                return LEFT
+                return UNREAD
             word = word << np.uint32(6) | np.uint32(value)
         for k in range(count):
             byte = word >> np.uint32(16 - 8 * k) & np.uint32(0xFF)
@@ -197,7 +197,7 @@ def _put_bytes(out: Any, to: int, data: Any, start: int, end: int) -> int:
 
 @kernel
 def significant_digits(data: Any, start: int, end: int, digits: Any) -> Any:
-    """(how many digits, the place of the point before or behind them) of the number that stands here: 0.digits times ten to the place. (LEFT, 0) for more
+    """(how many digits, the place of the point before or behind them) of the number that stands here: 0.digits times ten to the place. (UNREAD, 0) for more
     digits than every double gives back."""
     count = 0
     zeros = 0
@@ -226,7 +226,7 @@ def significant_digits(data: Any, start: int, end: int, digits: Any) -> Any:
                 zeros += 1
                 continue
             if count + zeros + 1 > DOUBLE_DIGITS:
-                return LEFT, 0
+                return UNREAD, 0
             for _ in range(zeros):
                 digits[count] = ZERO
                 count += 1
@@ -258,7 +258,7 @@ def put_decimal(out: Any, to: int, digits: Any, count: int, place: int) -> int:
 def _put_double(out: Any, to: int, data: Any, start: int, end: int, scale: int, digits: Any) -> int:
     count, place = significant_digits(data, start, end, digits)
     if count < 0 or abs(place) > PLACES_MAX - DOUBLE_DIGITS:
-        return LEFT
+        return UNREAD
     if data[start] == MINUS:
         out[to] = MINUS
         to += 1

@@ -55,7 +55,7 @@ class Hits:
         scroll, hits = whole.spans[0]
         inner = document_members(data, hits[:1].copy(), hits[1:].copy(), _HITS, others=True)
         at = kernels.array_elements(data, int(inner.spans[0, 0, 0]), int(inner.spans[0, 0, 1]))
-        if whole.left[0] or inner.left[0] or (len(at) and at[0, 0] == kernels.LEFT):
+        if whole.left[0] or inner.left[0] or (len(at) and at[0, 0] == kernels.UNREAD):
             raise ValueError("not a page of a scroll")
         starts, stops = np.ascontiguousarray(at[:, 0]), np.ascontiguousarray(at[:, 1])
         return cls(

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from cdc.kernels.digits import decimal_text
 from cdc.model.batch import EXACT, LSN, OP, POSITION, TS, Op, batch_schema
 from cdc.model.pgtypes import FLOAT8, INT8, NUMERIC, TEXT
 from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
-from sinks.render import jsonkernels as kernels
 from sinks.render.jsonrows import documents, lines
 from sinks.render.jsontext import meant_rows, parse, row_texts
 from sinks.render.rowtext import keys, row_text
@@ -106,7 +106,7 @@ def test_decimals_at_the_edges_of_their_type(scale: int) -> None:
     edge = 10**38 - 1
     numbers = [0, 1, -1, 9, 10, 10**9, 10**9 - 1, 10**18, 2**63, 2**64, 2**64 - 1, 2**64 + 1, 10**37, edge]
     values = [decimal(sign * n, scale) for n in numbers for sign in (1, -1)]
-    data, offsets = kernels.decimal_text(np.frombuffer(pa.array(values, pa.decimal128(38, scale)).buffers()[1], np.uint64), scale)
+    data, offsets = decimal_text(np.frombuffer(pa.array(values, pa.decimal128(38, scale)).buffers()[1], np.uint64), scale)
     found = [data[offsets[i] : offsets[i + 1]].tobytes().decode() for i in range(len(values))]
     assert found == [f"{value:.{scale}f}" if value else f"{0:.{scale}f}" for value in values]
 
