@@ -61,13 +61,12 @@ class StoreCheck:
         self.wrote(name, store, staged=False, cut=None)
 
     def steady(self, name: str, store: Store, *, begins: Cut | None) -> None:
-        """Rule o. The store is being built again; ``begins``: from now on, as of this cut. After a loss of power, and until somebody has recovered the log, its
-        readers see an earlier one than the store has seen."""
+        """Rule o. The store is being built again; ``begins``: from now on, as of this cut. After a loss of power, and until somebody
+        has recovered the log, its readers see an earlier one than the store has seen."""
         fold = self._checker.cuts[-1][1]
         if begins is not None:
-            self._kept[name] = {
-                one for topic, unit in store.tables.items() for one in self._there(topic, unit, fold, begins.position)
-            }
+            tables = store.tables.items()
+            self._kept[name] = {one for topic, unit in tables for one in self._there(topic, unit, begins.position)}
         kept = self._kept.get(name)
         if kept is None:
             return  # something has befallen it since
@@ -77,9 +76,11 @@ class StoreCheck:
             if unit is None or unit.rows.get(text, (0, None))[1] is None:
                 raise Violation("o", f"{name}: {topic} {list(key)} is gone while the store is built again")
 
-    def _there(self, topic: str, unit: TableUnit, fold: Folded, upto: Position) -> Iterator[tuple[str, Key, str]]:
-        """The rows of the log that the unit shows as of positions up to ``upto``: topic, key, and its name there. Of a table with the key that the log has for it now."""
-        rows = fold.get(topic, {})
+    def _there(self, topic: str, unit: TableUnit, upto: Position) -> Iterator[tuple[str, Key, str]]:
+        """The rows which the log has up to ``upto`` and the unit shows from there: topic, key, and its name there. Of a table with the
+        key that the log has for it by then."""
+        cuts = self._checker.cuts
+        rows = cuts[bisect_right(cuts, upto, key=lambda cut: cut[0]) - 1][1].get(topic, {})
         newest = max(rows.values(), key=lambda entry: entry.at, default=None)
         if newest is None or newest.table is None or unit.shape is None:
             return
