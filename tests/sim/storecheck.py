@@ -76,7 +76,7 @@ class StoreCheck:
             if unit is None or unit.rows.get(text, (0, None))[1] is None:
                 raise Violation("o", f"{name}: {topic} {list(key)} is gone while the store is built again")
 
-    def _there(self, topic: str, unit: TableUnit, upto: Position) -> Iterator[tuple[str, Key, str]]:
+    def _there(self, topic: str, unit: TableUnit, upto: int) -> Iterator[tuple[str, Key, str]]:
         """The rows which the log has up to ``upto`` and the unit shows from there: topic, key, and its name there. Of a table with the
         key that the log has for it by then."""
         cuts = self._checker.cuts
