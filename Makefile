@@ -14,7 +14,7 @@ PROMTOOL ?= v0.307.3
 # Where the caller's environment forbids it, thousands of short processes would compile the same modules again, each for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: reliability docs roles promtool demo test ready lint fmt bench faults sim clean distclean lock setup
+.PHONY: fetched kernels-capture kernels-stores kernels-audit reliability docs roles promtool demo test ready lint fmt bench faults sim clean distclean lock setup
 
 setup: $(STAMP)
 
@@ -33,11 +33,18 @@ test: $(STAMP)
 	$(MAKE) -j2 lint ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
-# What the tests' processes would otherwise make at the same time, each for itself: in a fresh clone the kernels of capture take half a minute.
-ready: $(STAMP)
+# What the tests' processes would otherwise make at the same time, each for itself: in a fresh clone the kernels take two minutes of a core.
+ready: kernels-capture kernels-stores kernels-audit
+
+fetched: $(STAMP)
 	$(BIN)/python -m cdc.embedded fetch
 	$(BIN)/python -m compileall -q bench cdc sinks snapshots tests
-	$(BIN)/python -c 'from cdc.capture.warm import warm; warm()'
+
+kernels-capture kernels-stores: kernels-%: fetched
+	$(BIN)/python -m cdc.demo.kernels $*
+
+kernels-audit: fetched
+	$(BIN)/python -m tests.kernels
 
 faults: $(STAMP) ready
 	HEADWATER_FAULTS=$(HEADWATER_FAULTS) $(BIN)/python -m pytest -m faults -n $(WORKERS) --dist loadgroup $(ARGS)
