@@ -38,6 +38,8 @@ SEED_VARIABLE = "HEADWATER_SEED"
 # Every process that the tests start inherits this mark, by which the last check finds those that are left.
 _RUN_VARIABLE = "HEADWATER_TEST_RUN"
 _VERSIONS = (15, 16, 17, 18)
+_MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 8 * 2**30
 
 pytest_plugins = ["tests.counters"]
 
@@ -48,6 +50,7 @@ pytest_plugins = ["tests.counters"]
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
+        _work_in_memory()
         os.environ[_RUN_VARIABLE] = uuid.uuid4().hex
         os.environ.setdefault(SEED_VARIABLE, str(random.SystemRandom().randrange(2**32)))
     if config.getoption("--hypothesis-seed") is None:
@@ -59,10 +62,22 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
 
+def _work_in_memory() -> None:
+    """Most of what OpenSearch does for a small index is to wait for the disk: in memory its tests take half as long. Where a file system in
+    memory is too small for all servers and logs, or may hold no program (a JVM puts its libraries there), and where the caller names a
+    place, that is left alone."""
+    if "TMPDIR" in os.environ or not _MEMORY.is_dir() or not os.access(_MEMORY, os.W_OK):
+        return
+    found = os.statvfs(_MEMORY)
+    if found.f_bavail * found.f_frsize >= _ROOM_BYTES and not found.f_flag & os.ST_NOEXEC:
+        os.environ["TMPDIR"] = str(_MEMORY)
+        tempfile.tempdir = None  # nothing had asked for it before, or it asks again
+
+
 def pytest_report_header() -> list[str]:
     versions = ", ".join(str(version) for version in sorted(installations()))
     return [
-        f"servers: Postgres {versions}; OpenSearch 3.8; Valkey 9",
+        f"servers: Postgres {versions}; OpenSearch 3.8; Valkey 9; their files: {tempfile.gettempdir()}",
         f"seed: {_run_seed()} (replay: {SEED_VARIABLE}={_run_seed()})",
     ]
 
