@@ -50,7 +50,8 @@ class InboxFolder:
         if new:
             jsonfile.sync_folder(log)
         self._refused = self.root / _REFUSED
-        self._stuck: set[str] = set()
+        self._stuck: dict[str, float] = {}
+        """File → until when it is passed over."""
 
     # --- the producer's side ---------------------------------------------------------------------------------------------
 
@@ -93,10 +94,11 @@ class InboxFolder:
 
     # --- the writer's side -----------------------------------------------------------------------------------------------
 
-    def waiting(self) -> tuple[list[GroupName], list[str]]:
+    def waiting(self, now: float) -> tuple[list[GroupName], list[str]]:
         """The first group of each producer that has one, and the names of whatever else lies there.
         The folder lists names in any order, so all of them are seen, however many there are.
         """
+        self._stuck = {file: until for file, until in self._stuck.items() if until > now}
         first: dict[str, GroupName] = {}
         strange: list[str] = []
         for entry in self._entries():
@@ -161,9 +163,9 @@ class InboxFolder:
         except FileNotFoundError:
             return
 
-    def pass_over(self, file: str) -> None:
-        """Looks at it no more, until the next start: it can neither be removed nor put aside."""
-        self._stuck.add(file)
+    def pass_over(self, file: str, until: float) -> None:
+        """Looks at it no more until then: it can neither be removed nor put aside."""
+        self._stuck[file] = until
 
     def _forget_the_oldest(self) -> None:
         kept = sorted(self._refused.iterdir(), key=lambda path: (path.lstat().st_mtime, path.name), reverse=True)

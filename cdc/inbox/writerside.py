@@ -34,6 +34,8 @@ STRANGE_AT_ONCE: Final = 100
 """How many files that are not groups are put aside in one go."""
 LOOK_S: Final = 0.05
 """How often an empty inbox is looked into."""
+PASS_OVER_S: Final = 30.0
+"""How long a file is left alone that can neither be removed nor put aside, as while the disk is full."""
 RIDE_S: Final = 1.0
 """How long a mark without changes waits for a cut that somebody else makes."""
 
@@ -98,7 +100,7 @@ class Inbox:
             return False
         self._look_at = now + LOOK_S
         self._ride(now)
-        names, strange = self._waiting()
+        names, strange = self._waiting(now)
         for file in strange[:STRANGE_AT_ONCE]:
             self._put_aside(file, "its name is not that of a group")
         if any(self._deal_with(name, now) for name in self._in_turn(names)) or strange:
@@ -106,10 +108,10 @@ class Inbox:
             return True
         return False
 
-    def _waiting(self) -> tuple[Sequence[GroupName], Sequence[str]]:
+    def _waiting(self, now: float) -> tuple[Sequence[GroupName], Sequence[str]]:
         """What the folder holds. One that cannot be read must not stop the source's changes."""
         try:
-            return self._folder.waiting()
+            return self._folder.waiting(now)
         except OSError as error:
             if not self._blind:
                 _log.warning("the inbox cannot be read", problem=described(error))
@@ -274,5 +276,5 @@ class Inbox:
         """What the inbox's files do must not stop the source's changes; the group itself is in the
         log, or it is not.
         """
-        _log.warning("a file stays in the inbox until the next start", file=file, problem=described(error))
-        self._folder.pass_over(file)
+        _log.warning("a file stays in the inbox for now", file=file, problem=described(error), again_in_s=PASS_OVER_S)
+        self._folder.pass_over(file, self._clock.monotonic() + PASS_OVER_S)

@@ -20,7 +20,7 @@ from cdc.errors import HeadwaterError, Stopped, StopState, WaitTimeout
 from cdc.inbox.folder import KEPT_REFUSALS, InboxFolder
 from cdc.inbox.groupfile import GroupHeader, encode
 from cdc.inbox.handover import Handover, HandoverDeadline
-from cdc.inbox.writerside import LOOK_S, RIDE_S, check_names, part_of
+from cdc.inbox.writerside import LOOK_S, PASS_OVER_S, RIDE_S, check_names, part_of
 from cdc.ingest.intake import Intake
 from cdc.log.contract import captured
 from cdc.log.embedded import producers
@@ -383,6 +383,23 @@ def test_an_error_behind_the_commit_gives_no_column_another_number(tmp_path: Pat
         read = reader.read(TOPIC, Position(0), reader.head().position)
         found = [row for batch in read for row in to_rows(batch, shape).to_pylist() if row["_cdc_op"] == "u"]
     assert [(row["id"], row["n"]) for row in found] == [(1, None), (2, 7), (3, 8)]
+
+
+def test_what_can_be_put_aside_only_later_keeps_nobody_waiting_for_longer(tmp_path: Path) -> None:
+    with written(tmp_path) as writer:
+        inbox = inbox_of(tmp_path, writer)
+        folder = InboxFolder(tmp_path / "log")
+        in_the_way = folder.root / "refused"
+        in_the_way.touch()  # in the place of a disk that is full
+        name = folder.hand_over("job", 1, 1, encode(GroupHeader("job", "", "1")))
+        for _ in range(ceil(PASS_OVER_S / LOOK_S)):
+            inbox.serve()
+        assert folder.waits(name)
+        in_the_way.unlink()
+        for _ in range(ceil(PASS_OVER_S / LOOK_S)):
+            inbox.serve()
+        assert not folder.waits(name)
+        assert "never opened" in (folder.reason(name) or "")
 
 
 def test_only_the_newest_refusals_are_kept(tmp_path: Path) -> None:
