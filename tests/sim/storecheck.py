@@ -48,7 +48,7 @@ class StoreCheck:
         """The last definition that each store was given of each topic: one that shows whole commits only has it later."""
 
     def struck(self, name: str, store: Store) -> None:
-        """The store has lost something, or is as it once was: it may begin again from there."""
+        """The store has lost something, is as it once was, or was not built again to the end: it may begin again from there."""
         self._applied[name] = store.applied.position
         self._seen[name] = {topic: dict(rows) for topic, rows in store.rows.items()}
         self._kept.pop(name, None)

@@ -151,6 +151,9 @@ class FlakySink:
         self._site.rebuilds(cut)
         try:
             outcome = self._sink.rebuild(log, epoch, cut, topics)
+        except BaseException:
+            self._site.struck()  # it may have said already that the store holds nothing
+            raise
         finally:
             self._site.building = False
         self._site.rebuilt()
@@ -223,7 +226,7 @@ class Site:
         self.anew: Callable[[], None] = lambda: None
         """Called when it has been built again: nothing of what it showed before counts."""
         self.struck: Callable[[], None] = lambda: None
-        """Called when the store is not what it was."""
+        """Called when the store is not what it was, also when it was not built again to the end."""
         self.epoch = 0
         self.leases: list[Lease] = []
         """All that were taken; the last one holds."""
