@@ -21,7 +21,7 @@ from pydantic import Field
 from cdc.errors import StoreError
 from cdc.log.contract import LogReader, Topic
 from cdc.model.batch import OP, POSITION, Op, first_position, last_position, topic_schema
-from cdc.model.lineage import Lineage, Mark, believed
+from cdc.model.lineage import Lineage, Mark, believed, of_another_log
 from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
@@ -97,7 +97,10 @@ class MemorySink:
     def finish(self) -> None: ...
 
     def applied(self) -> Cut:
-        store, lineage = self._store, self._lineage()
+        store = self._store
+        if store.ledger is not None and self._log is not None and self._log.lineage() is None:
+            raise of_another_log(store.ledger.mark, f"store {self.name}")
+        lineage = self._lineage()
         applied = ZERO_CUT if store.ledger is None else believed(store.ledger.mark, lineage, f"store {self.name}")
         least = applied
         for topic, last in self._changed(applied):

@@ -17,6 +17,7 @@ from cdc.commands.transport import check_transport
 from cdc.diskspace import free_bytes
 from cdc.embedded.cache import cache_folder
 from cdc.errors import ConfigError, HeadwaterError, SourceError
+from cdc.model.position import ZERO_CUT
 from cdc.model.selection import matches
 from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
@@ -47,7 +48,7 @@ def examine(given: Invocation, *, fix: bool) -> Iterator[Finding]:
     yield _java()
     yield _disk(settings.log.dir)
     for name in settings.stores:
-        yield _store(settings, name, tables)
+        yield from _store(settings, name, tables)
     yield from check_transport(settings)
 
 
@@ -145,18 +146,28 @@ def _captured(found: Sequence[CatalogTable], patterns: Sequence[str]) -> list[Ta
         return []
 
 
-def _store(settings: Settings, name: str, tables: Sequence[Table]) -> Finding:
+def _store(settings: Settings, name: str, tables: Sequence[Table]) -> Iterator[Finding]:
+    """What the configuration asks of a store is looked at even where the store itself cannot be used."""
     check = f"store {name}"
     options = settings.stores[name]
     if traits_of(options).exclusive:  # a running follower must not be disturbed
-        return _unopened(check, options)
+        yield _unopened(check, options)
+        return
+    problems: list[HeadwaterError] = []
+    applied = ZERO_CUT
     try:
         with closing(open_log(settings)) as log, closing(unopened_sink(settings, name)) as sink:
-            applied = sink.open(log)
+            try:
+                applied = sink.open(log)
+            except HeadwaterError as error:
+                problems.append(error)
             sink.foresee(foreseen(name, options, [TopicSchema.of(table) for table in tables if matches(options.tables, table)]))
     except HeadwaterError as error:
-        return Finding("fail", check, str(error), error.hint)
-    return Finding("ok", check, f"{options.kind} answers, applied position {applied.position}")
+        problems.append(error)
+    for problem in problems:
+        yield Finding("fail", check, str(problem), problem.hint)
+    if not problems:
+        yield Finding("ok", check, f"{options.kind} answers, applied position {applied.position}")
 
 
 def _unopened(check: str, options: StoreOptions) -> Finding:

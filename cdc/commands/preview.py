@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SAMPLED_ROWS: Final = 3
 WINDOW: Final = 4096
 """Positions looked at once, for a topic's last rows; then more and more."""
-WINDOW_MAX: Final = 4_000_000
+WINDOW_MAX: Final = 1_000_000
 
 
 def preview(
@@ -38,7 +38,10 @@ def preview(
     rows: Annotated[int, typer.Option(help="Rows of each table.", min=1, max=1000)] = SAMPLED_ROWS,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what a store would hold of the log's newest rows, touching no store. This prints row values."""
+    """Show what a store would hold of the log's newest rows, touching no store: each row once, as it is now, and none that is deleted.
+
+    This prints row values.
+    """
     from sinks.heldlog import HeldLog
 
     settings = invocation(context).settings()
@@ -83,7 +86,7 @@ def _topics(log: LogReader, store: str, options: StoreOptions, table: str | None
 
 def _of_topic(held: HeldLog, topic: Topic, sink: Sink, key: list[str] | None, rows: int) -> list[dict[str, str]]:
     schema = held.held(topic.schema)
-    batches = _with_key(held, topic.name, key) if key else _last(held, topic, rows)
+    batches = _with_key(held, topic.name, key) if key else _newest(held, topic, rows)
     found: list[dict[str, str]] = []
     for batch in batches:
         found = [*_shown(batch, schema, sink), *found]
@@ -105,19 +108,39 @@ def _shown(batch: pa.RecordBatch, schema: TopicSchema, sink: Sink) -> Iterator[d
     yield from (dict(row) for row in sink.preview(conformed(left, schema)))
 
 
-def _last(held: HeldLog, topic: Topic, rows: int) -> Iterator[pa.RecordBatch]:
-    """At least so many of the topic's last rows, if the log has them, backwards."""
-    import numpy as np
+def _newest(held: HeldLog, topic: Topic, rows: int) -> Iterator[pa.RecordBatch]:
+    """The topic's newest rows as they are now, at least so many if there are so many near the log's end; the last batch first."""
+    from cdc.log.contract import present_history
+    from cdc.model.batch import OP, Op
+    from cdc.model.evolution import topic_change_of
+    from cdc.model.position import Position
 
-    upto, window, there = int(topic.last), WINDOW, 0
+    upto, window, there, seen = int(topic.last), WINDOW, 0, set[str]()
     while upto > 0 and there < rows and window <= WINDOW_MAX:
         after = max(0, upto - window)
-        batches = [_rows_only(batch) for batch in held.changes_at(topic.name, np.arange(after + 1, upto + 1))]
-        for batch in reversed(batches):
-            there += len(batch)
-            if len(batch):
-                yield batch
+        for batch in reversed(list(held.read(topic.name, Position(after), Position(upto), present_history(held)))):
+            change = topic_change_of(batch)
+            if batch.column(OP)[0].as_py() == Op.TRUNCATE or (change is not None and change.empties):
+                return
+            if change is None and len(found := _rows_only(_last_of_each(batch, seen))):
+                there += len(found)
+                yield found
         upto, window = after, window * 2
+
+
+def _last_of_each(batch: pa.RecordBatch, seen: set[str]) -> pa.RecordBatch:
+    """The last change of each key that has not been seen: later changes have to be asked for first."""
+    import numpy as np
+    import pyarrow as pa
+
+    from cdc.model.batch import topic_schema
+    from sinks.render.rowtext import keys
+
+    mask = np.zeros(len(batch), np.bool_)
+    for row, key in reversed(list(enumerate(keys(batch, topic_schema(batch.schema)).to_pylist()))):
+        mask[row] = key not in seen
+        seen.add(key)
+    return batch.filter(pa.array(mask))
 
 
 def _with_key(held: HeldLog, topic: str, key: list[str]) -> Iterator[pa.RecordBatch]:

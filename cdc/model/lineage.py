@@ -103,6 +103,16 @@ def believed(mark: Mark, lineage: Lineage, where: str) -> Cut:
     return mark.cut
 
 
+def of_another_log(mark: Mark, where: str) -> Stopped:
+    """The error for a unit that is marked where there is no log yet, so that it is another's. ``where``: as ``believed`` takes it."""
+    return Stopped(
+        StopState.OTHER_LOG,
+        f"{where} holds the rows of another log ({mark.log}); there is none yet in log.dir",
+        hint="give the store another name or address, or set log.dir to that log's folder; if that log is gone for good: "
+        "cdc run, and when it has stopped the store: cdc resume OTHER_LOG --rebuild",
+    )
+
+
 _HISTORY_BITS: Final = 32
 
 

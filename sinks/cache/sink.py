@@ -21,7 +21,7 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
 from cdc.log.contract import LogReader, Topic, selected
 from cdc.model.batch import ALONE, OP, POSITION, topic_schema
-from cdc.model.lineage import Lineage, Mark, believed
+from cdc.model.lineage import Lineage, Mark, believed, of_another_log
 from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.selection import matches, named
 from cdc.model.topic import TopicSchema
@@ -213,8 +213,11 @@ class CacheSink:
         except (ValueError, KeyError, TypeError):
             hint = "see who writes to it; cdc resume STORE_REFUSES --rebuild builds the store again"
             raise StoreError(f"store {self.name}: {ledger.key_of(self.name)} is damaged", retryable=False, hint=hint) from None
-        lineage, where = self._lineage(), f"store {self.name}"
-        believed(Mark(held.log, held.history, held.furthest), lineage, where)
+        mark, where = Mark(held.log, held.history, held.furthest), f"store {self.name}"
+        if self._log is not None and self._log.lineage() is None:
+            raise of_another_log(mark, where)
+        lineage = self._lineage()
+        believed(mark, lineage, where)
         for topic in self._selected():
             if topic.floor and (topic.name in held.at or topic.name in held.shapes):
                 at = max(held.at[topic.name], held.cut.position) if topic.name in held.at else 0

@@ -32,7 +32,7 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
 from cdc.log.contract import LogReader
 from cdc.model.batch import ALONE, OP, POSITION, topic_schema
-from cdc.model.lineage import believed
+from cdc.model.lineage import believed, of_another_log
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, TopicAsOf, Traits
@@ -102,6 +102,8 @@ class SearchSink:
             tables.followed.end()
             if epoch is not None:
                 raise StoreError(f"store {self.name}: there is no log yet", retryable=True, hint="start capture")
+            if (entry := self._ledger.read()) is not None:
+                raise of_another_log(entry.mark, f"store {self.name}")
             return ZERO_CUT
         tables.followed.begin(log, lineage, writing=epoch is not None)
         tables.forget()

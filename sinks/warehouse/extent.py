@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cdc.errors import StoreError
 from cdc.log.contract import LogReader, selected
-from cdc.model.lineage import Lineage, believed
+from cdc.model.lineage import Lineage, believed, of_another_log
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.followedlog import Followed, refuse_missed
@@ -53,6 +53,8 @@ class Extent:
         if ledger.table is not None:
             if ledger.table.mark is None:
                 raise unmarked(f"the ledger of store {self._store}")
+            if not self._followed.begun:
+                raise of_another_log(ledger.table.mark, f"store {self._store}")
             applied = believed(ledger.table.mark, self.lineage(), f"store {self._store}")
         least = applied
         found = selected(self._log, self._patterns)

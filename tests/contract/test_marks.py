@@ -7,11 +7,13 @@ was brought what it says it lacks.
 from __future__ import annotations
 
 import dataclasses
-from contextlib import suppress
+from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 
 from cdc.errors import Stopped, StopState, StoreError
+from cdc.log.home import open_reader
 from cdc.model.batch import Op, last_position, topic_schema
 from cdc.model.pgtypes import TEXT
 from cdc.model.position import ZERO_CUT
@@ -323,6 +325,16 @@ def test_another_logs_store_is_refused_and_left_alone(lab: Lab, unit: str) -> No
     if unit == "none":
         assert [held(lab.opened(), table) for table in TABLES] == before
     whole(lab, heal(lab))
+
+
+def test_another_logs_rows_are_named_where_there_is_no_log_yet(lab: Lab, tmp_path: Path) -> None:
+    """Who only reads: `cdc doctor`, before the first `cdc run`."""
+    step(lab, lab.opened(), *FIRST)
+    with closing(open_reader(tmp_path / "nothing")) as none, pytest.raises(Stopped) as stopped:
+        lab.sink().open(none)
+    assert stopped.value.state is StopState.OTHER_LOG
+    assert "another log" in str(stopped.value)
+    assert "cdc resume OTHER_LOG --rebuild" in (stopped.value.hint or "")
 
 
 def test_positions_of_a_history_that_the_log_has_left_are_not_believed(lab: Lab) -> None:

@@ -143,12 +143,25 @@ def test_every_kind_shows_its_own(preview: Callable[..., Result]) -> None:
     }
 
 
-def test_samples_are_the_newest_rows(preview: Callable[..., Result]) -> None:
-    shown = json.loads(preview("cache", "--json", "--rows", "2").stdout)["tables"]["public.customers"]
-    assert [row["key"] for row in shown] == ["c:7", "c:7"], "as the log has them, one after the other"
+def test_samples_are_the_newest_rows_as_they_are_now(preview: Callable[..., Result]) -> None:
+    """Row 7 was written twice, and 6 was deleted."""
+    shown = json.loads(preview("cache", "--json", "--rows", "9").stdout)["tables"]["public.customers"]
+    assert [(row["key"], "old" in row["value"]) for row in shown] == [("c:5", False), ("c:7", False)]
+    shown = json.loads(preview("cache", "--json", "--rows", "1").stdout)["tables"]["public.customers"]
+    assert [row["key"] for row in shown] == ["c:7"]
     assert (
         preview("cache", "--key", "6", "--table", "public.customers").stdout == "public.customers: no row in what was looked at\n"
     )
+
+
+def test_nothing_is_shown_from_before_a_truncate(tmp_path: Path, preview: Callable[..., Result]) -> None:
+    writer = EmbeddedLogWriter(tmp_path / "log")
+    writer.append(batch(CUSTOMERS, [(Op.TRUNCATE, 7, {})]))
+    writer.append(batch(CUSTOMERS, [(Op.INSERT, 8, {**ADA, "id": "9"})]))
+    writer.commit(Lsn(80), 1)
+    writer.close()
+    shown = json.loads(preview("cache", "--json", "--rows", "9").stdout)["tables"]["public.customers"]
+    assert [row["key"] for row in shown] == ["c:9"]
 
 
 @pytest.mark.parametrize(
