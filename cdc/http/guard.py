@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -19,14 +18,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cdc.errors import ConfigError
 from cdc.settings.models import Http
+from cdc.settings.refusals import host_and_port, is_loopback, of_http
 
 OPEN_PATHS: Final = frozenset({"/", "/page.css", "/page.js", "/words.js", "/draw.js", "/stream.js", "/icon.svg", "/healthz"})
 """Hold no facts, so they need no token: the page asks its reader for it."""
 _WAITING: Final = frozenset({"/v1/wait", "/v1/events"})
 """What is asked for there is kept for as long as the asker likes."""
-MIN_TOKEN_CHARS: Final = 16
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -48,41 +46,13 @@ class Access:
 
 def access_of(http: Http) -> Access:
     """Raises ConfigError when the port would be open to others without a token and TLS."""
+    for refusal in of_http(http):
+        raise refusal.error()
     host, _ = host_and_port(http.listen)
     token = http.token.get_secret_value().strip() if http.token else None
-    if token is not None and len(token) < MIN_TOKEN_CHARS:
-        raise ConfigError(f"http.token is shorter than {MIN_TOKEN_CHARS} characters", hint="make one with: openssl rand -hex 32")
-    if (http.tls_cert is None) != (http.tls_key is None):
-        raise ConfigError("http.tls_cert and http.tls_key need each other", hint="set both in [http]")
     if is_loopback(host):
         return Access(_LOCAL_NAMES | {host.lower()} | {name.lower() for name in http.hosts}, token)
-    missing = [
-        name for name, value in (("token_file", token), ("tls_cert", http.tls_cert), ("tls_key", http.tls_key)) if value is None
-    ]
-    if missing:
-        raise ConfigError(
-            f"http.listen: {host!r} is not a loopback address, so others can reach it",
-            hint=f"set {', '.join(missing)} in [http], or listen on 127.0.0.1",
-        )
     return Access(None, token)
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """The parts of ``host:port`` (an IPv6 host in brackets). Raises ConfigError."""
-    host, colon, port = address.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    if not colon or not bare or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"http.listen: {address!r} is not an address", hint="write host:port, such as 127.0.0.1:8642")
-    return bare, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

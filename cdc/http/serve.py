@@ -16,8 +16,8 @@ from cdc.errors import ConfigError
 from cdc.http.app import make_app
 from cdc.http.certificate import Certificate
 from cdc.http.door import MAX_HEADER_BYTES, Door, Listener, protocol_behind
-from cdc.http.guard import host_and_port
 from cdc.settings.models import Settings
+from cdc.settings.refusals import host_and_port
 
 DRAIN_S: Final = 5
 TICK_S: Final = 1.0

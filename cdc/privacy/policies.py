@@ -45,18 +45,16 @@ from cdc.privacy.decisions import Decisions, load_decisions, save_decisions
 from cdc.privacy.newcolumns import UndecidedColumns
 from cdc.settings.models import ColumnPolicy as Policy
 from cdc.settings.models import Settings
+from cdc.settings.refusals import of_privacy
 
 MASKED: Final = "*****"
-MIN_SECRET_BYTES: Final = 32
 
 
 class Keys:
-    """The keys that hmac and encrypt work with. Raises ConfigError for a secret that is too short."""
+    """The keys that hmac and encrypt work with."""
 
     def __init__(self, secret: str) -> None:
         material = secret.encode()
-        if len(material) < MIN_SECRET_BYTES:
-            raise ConfigError(f"privacy.key is shorter than {MIN_SECRET_BYTES} bytes", hint="make one with: openssl rand -hex 32")
         self._mac = hmac.digest(material, b"headwater hmac", "sha256")
         halves = (hmac.digest(material, label, "sha256") for label in (b"headwater encrypt 1", b"headwater encrypt 2"))
         self._cipher = AESSIV(b"".join(halves))
@@ -95,6 +93,8 @@ class Protection:
         decisions: Decisions | None = None,
         remember: Callable[[Decisions], None] = lambda _: None,
     ) -> None:
+        for refusal in of_privacy(policies, secret):
+            raise refusal.error()
         self._policies = policies
         self._strict = strict
         self._keys = Keys(secret) if secret is not None else None
@@ -104,14 +104,6 @@ class Protection:
         self._protected = {oid: found for oid in oids if (found := self.undecided.protected(oid))}
         self._logged: dict[Table, Table] = {}
         self._generation = 0
-        if self._keys is None:
-            for table, columns in policies.items():
-                needy = [column for column, policy in columns.items() if policy in ("hmac", "encrypt")]
-                if needy:
-                    raise ConfigError(
-                        f"column {needy[0]} of {table} has the policy {columns[needy[0]]}, which needs a key",
-                        hint="set key_file in [privacy]; make a key with: openssl rand -hex 32",
-                    )
 
     @property
     def active(self) -> bool:

@@ -25,6 +25,7 @@ from pydantic.fields import FieldInfo
 from cdc.errors import ConfigError, HeadwaterError
 from cdc.settings.interpolation import holds_secret, interpolate
 from cdc.settings.models import Settings, StoreOptions
+from cdc.settings.refusals import refusals
 from cdc.settings.secretfile import MAX_FILE_BYTES, SecretFile
 
 STORE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -73,6 +74,10 @@ def load(path: Path, options_model: Callable[[str], type[StoreOptions]], *, writ
     options = {name: loading.store(name, table, said["stores"][name], options_model) for name, table in stores.items()}
     settings = loading.validated(Settings, raw, ())
     if loading.problems or settings is None:
+        raise SettingsError(loading.problems)
+    for refusal in refusals(settings):
+        loading.problem(refusal.at, refusal.what, hint=refusal.hint)
+    if loading.problems:
         raise SettingsError(loading.problems)
     return settings.model_copy(update={"stores": options})
 
@@ -156,6 +161,8 @@ class _LoadingFile:
             self.problem(where, "unknown key", hint=_suggestion(_model_at(model, loc[:-1]), str(loc[-1])))
         elif kind == "missing":
             self.problem(where, "is missing")
+        elif kind in ("model_type", "dict_type", "mapping_type"):
+            self.problem(where, f"must be a table: [{_key(where)}]")
         elif kind in ("tuple_type", "list_type"):
             self.problem(where, "should be a list", hint=f'write it in brackets: {where[-1]} = ["…"]')
         else:

@@ -129,6 +129,13 @@ def bind(template: str, schema: TopicSchema) -> TableKeys:
     return TableKeys(schema, prefix, tuple(columns), used == [WHOLE_KEY])
 
 
+def refuse_malformed(template: str) -> None:
+    """Raises ConfigError for a text that names no table's keys."""
+    literal, name = next(iter(_parse(template)), ("", None))
+    if literal.startswith(RESERVED) or (not literal and name not in ("table", "schema")):
+        raise _without_prefix(template)
+
+
 def _parse(template: str) -> list[tuple[str, str | None]]:
     try:
         parsed = list(Formatter().parse(template))
@@ -146,7 +153,7 @@ def _check(template: str, schema: TopicSchema, prefix: str, used: list[str], bet
             f"{schema.topic} has no identity, a cache needs one", hint="give it a primary key, or leave it out of `tables`"
         )
     if not prefix or prefix.startswith(RESERVED):
-        raise _refused(template, f"it must begin with a text of its own, other than {RESERVED}")
+        raise _without_prefix(template)
     if WHOLE_KEY in used and len(used) > 1:
         raise _refused(template, "{key} is the whole key, so no column may stand beside it")
     if used != [WHOLE_KEY]:
@@ -160,6 +167,10 @@ def _check(template: str, schema: TopicSchema, prefix: str, used: list[str], bet
             raise _refused(template, "it names a column twice")
     if any(not literal or literal[0].isalnum() for literal in between):
         raise _refused(template, "between two columns it needs a separator that is not a letter or digit")
+
+
+def _without_prefix(template: str) -> ConfigError:
+    return _refused(template, f"it must begin with a text of its own, other than {RESERVED}")
 
 
 def _refused(template: str, why: str) -> ConfigError:

@@ -9,9 +9,10 @@ from typing import Any, ClassVar, Final, Literal, cast
 
 from pydantic import Field, SecretStr, field_validator
 
+from cdc.errors import ConfigError
 from cdc.model.selection import matches
 from cdc.settings.models import StoreOptions, StoreTables, TableOptions
-from sinks.cache.keytemplate import DEFAULT
+from sinks.cache.keytemplate import DEFAULT, refuse_malformed
 from sinks.cache.ledger import TableRule
 
 _UNITS: Final[Mapping[str, int]] = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -30,6 +31,8 @@ class CacheTable(TableOptions):
     publish: str | None = Field(None, min_length=1)
     """A channel on which each key is published that was written or deleted, at least once, in the transaction that does it."""
 
+    _key = field_validator("key")(lambda key: _template(key))
+
     @field_validator("ttl", mode="before")
     @classmethod
     def _is_a_time(cls, ttl: Any) -> Any:
@@ -40,6 +43,15 @@ class CacheTable(TableOptions):
     @property
     def ttl_ms(self) -> int | None:
         return None if self.ttl is None else _milliseconds(self.ttl)
+
+
+def _template(key: str | None) -> str | None:
+    if key is not None:
+        try:
+            refuse_malformed(key)
+        except ConfigError as error:
+            raise ValueError(error.line()) from None
+    return key
 
 
 def _milliseconds(ttl: Any) -> int:
@@ -82,6 +94,8 @@ class Options(StoreOptions):
     """How long one answer of the server may take."""
     workers_from_rows: int = Field(0, ge=0)
     """As for every store. By default never: one chain of writes per table keeps the server's one thread busy."""
+
+    _key = field_validator("key")(lambda key: _template(key))
 
     @property
     def keys_apart(self) -> bool:

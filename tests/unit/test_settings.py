@@ -206,7 +206,7 @@ def test_variables_reach_every_depth(file: Path, monkeypatch: pytest.MonkeyPatch
         (f'[source]\ndsn = "{DSN}"', "source.dsn"),
         (f'[source]\ndsn = "host=h password={CANARY} user=${{USER}}"', "source.dsn"),
         ('[source]\ndsn = "host=h"\n[stores.cache]\nkind = "redis"\npassword = "s3cr3t-canary"', "stores.cache.password"),
-        ('[source]\ndsn = "host=h"\n[http]\ntoken = "s3cr3t-canary=x"', "http.token"),
+        ('[source]\ndsn = "host=h"\n[http]\ntoken = "s3cr3t-canary=xyz"', "http.token"),
         ('[source]\ndsn = "host=h"\n[privacy]\nkey = "${A}-s3cr3t-canary"', "privacy.key"),
     ],
 )
@@ -229,7 +229,7 @@ def test_a_secret_in_a_file_that_others_may_read_is_refused(
     "text",
     [
         '[source]\ndsn = "postgresql://cdc:${PW}@db.internal/shop?sslmode=require"',
-        '[source]\ndsn = "host=h password=${PW}"\n[http]\ntoken = "${PW}"',
+        '[source]\ndsn = "host=h password=${PW}"\n[http]\ntoken = "${PW}${PW}"',
         '[source]\ndsn = "${DSN}"\n[stores.cache]\nkind = "redis"\npassword = "${PW}${PW}"',
         '[source]\ndsn = "postgresql://cdc@db.internal/shop"\ntables = ["public.*"]',
         '[source]\ndsn = "service=prod"',
@@ -397,3 +397,40 @@ def test_options_of_tables_that_make_no_sense(file: Path, text: str, said: str) 
     with pytest.raises(SettingsError) as caught:
         load(file, sinks.options_model)
     assert said in caught.value.problems[0].line()
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "hint"),
+    [
+        (
+            '[http]\nlisten = "0.0.0.0:8642"',
+            "http.listen: '0.0.0.0' is not a loopback address",
+            "set token_file, tls_cert, tls_key",
+        ),
+        ('[http]\ntoken = "short"', "http.token: is shorter than 16 characters", "make one with: openssl rand"),
+        ('[http]\ntls_cert = "cert"', "http.tls_cert: tls_cert and tls_key need each other", "set both"),
+        ('[privacy]\nkey = "short"', "privacy.key: is shorter than 32 bytes", "make one with: openssl rand"),
+        (
+            '[source.columns."public.t"]\nmail = "hmac"',
+            "source.columns: column mail of public.t has the policy hmac, which needs a key",
+            "set key_file in [privacy]",
+        ),
+    ],
+)
+def test_what_the_daemon_would_refuse_is_said_by_every_command(file: Path, text: str, key: str, hint: str) -> None:
+    (line,) = problems(file, f'[source]\ndsn = "host=h"\n{text}')
+    assert line.startswith(f"{file}: {key}")
+    assert f"→ {hint}" in line
+
+
+@pytest.mark.parametrize("key", ["{id}", "cdc:{id}", "o:{id", "o:{id!r}", ""])
+@pytest.mark.parametrize("where", ['key = "KEY"', '[stores.c.tables."public.t"]\nkey = "KEY"'])
+def test_a_template_that_names_no_tables_keys_is_refused_where_it_stands(file: Path, where: str, key: str) -> None:
+    file.write_text(f'[source]\ndsn = "host=h"\n[stores.c]\nkind = "redis"\nurl = "redis://h"\n{where.replace("KEY", key)}')
+    with pytest.raises(SettingsError, match=r"stores\.c\..*key: key = .* cannot name a cache's keys"):
+        load(file, sinks.options_model)
+
+
+@pytest.mark.parametrize(("text", "key"), [("source = 1", "source"), ('[source]\ndsn = "host=h"\ncolumns = "x"', "source.columns")])
+def test_what_has_to_be_a_table_is_said_in_the_words_of_toml(file: Path, text: str, key: str) -> None:
+    assert problems(file, text) == [f"{file}: {key}: must be a table: [{key}]"]

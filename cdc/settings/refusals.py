@@ -1,0 +1,81 @@
+"""What the daemon would refuse although each key by itself can be read. Pure: whoever reads the file asks here, and whoever acts on the values."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cdc.errors import ConfigError
+from cdc.settings.models import ColumnPolicy, Http, Settings
+
+MIN_TOKEN_CHARS: Final = 16
+MIN_SECRET_BYTES: Final = 32
+_MAKE_ONE: Final = "make one with: openssl rand -hex 32"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """``at``: the key, as the path to it. Holds no value of a secret."""
+
+    at: tuple[str, ...]
+    what: str
+    hint: str
+
+    def error(self) -> ConfigError:
+        return ConfigError(f"{'.'.join(self.at)}: {self.what}", hint=self.hint)
+
+
+def refusals(settings: Settings) -> Iterator[Refusal]:
+    """Everything that is refused of the settings as a whole."""
+    key = settings.privacy.key
+    yield from of_privacy(settings.source.columns, None if key is None else key.get_secret_value())
+    yield from of_http(settings.http)
+
+
+def of_privacy(policies: Mapping[str, Mapping[str, ColumnPolicy]], secret: str | None) -> Iterator[Refusal]:
+    """A key that is too short, or missing where a policy needs one."""
+    if secret is not None:
+        if len(secret.encode()) < MIN_SECRET_BYTES:
+            yield Refusal(("privacy", "key"), f"is shorter than {MIN_SECRET_BYTES} bytes", _MAKE_ONE)
+        return
+    for table, columns in policies.items():
+        needy = [column for column, policy in columns.items() if policy in ("hmac", "encrypt")]
+        if needy:
+            what = f"column {needy[0]} of {table} has the policy {columns[needy[0]]}, which needs a key"
+            yield Refusal(("source", "columns"), what, f"set key_file in [privacy]; {_MAKE_ONE}")
+
+
+def of_http(http: Http) -> Iterator[Refusal]:
+    """A port that others could reach without a token and TLS, and halves of what belongs together."""
+    token = http.token.get_secret_value().strip() if http.token else None
+    if token is not None and len(token) < MIN_TOKEN_CHARS:
+        yield Refusal(("http", "token"), f"is shorter than {MIN_TOKEN_CHARS} characters", _MAKE_ONE)
+    if (http.tls_cert is None) != (http.tls_key is None):
+        yield Refusal(("http", "tls_cert"), "tls_cert and tls_key need each other", "set both in [http]")
+        return
+    host, _ = host_and_port(http.listen)
+    given = (("token_file", token), ("tls_cert", http.tls_cert), ("tls_key", http.tls_key))
+    missing = [name for name, value in given if value is None]
+    if missing and not is_loopback(host):
+        what = f"{host!r} is not a loopback address, so others can reach it"
+        yield Refusal(("http", "listen"), what, f"set {', '.join(missing)} in [http], or listen on 127.0.0.1")
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of ``host:port`` (an IPv6 host in brackets). Raises ConfigError."""
+    host, colon, port = address.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    if not colon or not bare or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"http.listen: {address!r} is not an address", hint="write host:port, such as 127.0.0.1:8642")
+    return bare, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
