@@ -102,6 +102,8 @@ class Asked:
         self._clock = clock
         self._looked_at = float("-inf")
         self._waiting = False
+        self._seen: frozenset[str] = frozenset()
+        """The requests that were there at the last look."""
 
     def offer(self, board: Board, unfinished: AbstractSet[int]) -> Steps[bool]:
         """Whether a request waits, be it for its table's own snapshot (OIDs) or for a worker."""
@@ -109,7 +111,10 @@ class Asked:
             self._looked_at = self._clock()
             pending = self._requests.pending()
             for name, request in pending.items():
+                if name not in self._seen:
+                    log.info("took up an asked-for snapshot", request=name, table=request.table)
                 yield from self._offer(board, unfinished, name, request)
+            self._seen = frozenset(pending)
             self._waiting = bool(pending)
         return self._waiting
 

@@ -48,6 +48,12 @@ class RequestOutcome:
     error: str | None = None
 
 
+def asked_at(name: str) -> float | None:
+    """When the request of this name was made (Unix seconds); None for a name that nobody here gave."""
+    number, _, _ = name.partition("-")
+    return int(number) / 1e9 if number.isascii() and number.isdecimal() else None
+
+
 class Requests:
     """The folder of them. Any process may use it at the same time."""
 
@@ -66,6 +72,10 @@ class Requests:
     def pending(self) -> dict[str, Request]:
         """Name → request, oldest first. Raises LogCorrupt for a file that is not ours. Outcomes that nobody has fetched for long go."""
         self._forget_old()
+        return self.unfinished()
+
+    def unfinished(self) -> dict[str, Request]:
+        """The same for whoever only looks."""
         found = {}
         for path in sorted(self._folder.glob("*.json")):
             try:

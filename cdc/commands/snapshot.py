@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -12,10 +13,10 @@ import typer
 
 from cdc.commands.invocation import finite, invocation
 from cdc.commands.output import console, print_json, say
-from cdc.errors import ConfigError, HeadwaterError, WaitTimeout
+from cdc.errors import ConfigError, HeadwaterError, Stopped, WaitTimeout
 from cdc.settings.models import Settings
 from cdc.state import status, stops
-from cdc.terminal import counted
+from cdc.terminal import counted, visible
 
 if TYPE_CHECKING:
     from snapshots.requests import RequestOutcome, Requests
@@ -71,9 +72,11 @@ def snapshot(
     if not wait:
         _print(name, request.table, requests.outcome(name), as_json, running)
         return
-    if not running and not as_json:
-        say("capture does not run; the request waits until it does (cdc run)")
-    outcome = _wait(settings, requests, name, table, timeout, quiet=as_json)
+    try:
+        outcome = _wait(settings, requests, name, table, timeout, quiet=as_json)
+    except KeyboardInterrupt:
+        _warn(f"request {name} is kept, and {_later(settings)}")
+        raise
     requests.forget(name)
     if outcome.state == "failed":
         raise HeadwaterError(f"the snapshot of {table} failed: {outcome.error}")
@@ -121,21 +124,43 @@ def _wait(settings: Settings, requests: Requests, name: str, table: str, timeout
     from snapshots.display import ProgressDisplay
 
     display = ProgressDisplay(console())
-    began = time.monotonic()
+    began, ran = time.monotonic(), True
     try:
         while (outcome := requests.outcome(name)).state not in ("done", "failed"):
-            stops.check(settings.run_dir, "capture")
+            _refuse_stopped(settings, name)
+            runs = _capture_runs(settings)
             if timeout_s is not None and time.monotonic() - began > timeout_s:
-                later, hint = (
-                    ("it goes on", "cdc status") if _capture_runs(settings) else ("it begins once capture runs", "cdc run")
-                )
-                raise WaitTimeout(f"the snapshot of {table} is not done after {timeout_s:g} s; {later}", hint=hint)
+                what = f"the snapshot of {table} is not done after {timeout_s:g} s; request {name} is kept, and {_later(settings)}"
+                raise WaitTimeout(what, hint="cdc status" if runs else "cdc run")
+            if ran and not runs:
+                _warn(f"request {name} is kept, and {_later(settings)}")
+            ran = runs
             if not quiet and outcome.state == "running":
                 display.update([status.TableProgress(table, outcome.rows, outcome.total)])
             time.sleep(_LOOK_S)
         return outcome
     finally:
         display.close()
+
+
+def _refuse_stopped(settings: Settings, name: str) -> None:
+    """Raises Stopped where capture waits for an operator."""
+    try:
+        stops.check(settings.run_dir, "capture")
+    except Stopped:
+        _warn(f"request {name} is kept, and taken up once capture was resumed")
+        raise
+
+
+def _later(settings: Settings) -> str:
+    if _capture_runs(settings):
+        return "goes on in capture (cdc status)"
+    return "taken up as soon as capture runs (cdc run); it does not run now"
+
+
+def _warn(text: str) -> None:
+    """Beside the outcome, which may be JSON."""
+    sys.stderr.write(f"{visible(text)}\n")
 
 
 def _print(name: str, table: str, outcome: RequestOutcome, as_json: bool, running: bool) -> None:
@@ -145,5 +170,5 @@ def _print(name: str, table: str, outcome: RequestOutcome, as_json: bool, runnin
     elif outcome.state == "done":
         say(f"{table}: {counted(outcome.rows, 'row')} read into the log")
     else:
-        later = "" if running else "; capture does not run, it is taken up when it does (cdc run)"
-        say(f"{table}: queued as {name}{later}")
+        later = "capture takes it up now" if running else "taken up as soon as capture runs (cdc run); it does not run now"
+        say(f"{table}: request {name} is kept; {later}")

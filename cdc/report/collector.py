@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self
 
 from cdc.diskspace import free_bytes
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, HeadwaterError
 from cdc.log.contract import LogReader, left_between, selected
 from cdc.model.position import Cut, Position, format_lsn
 from cdc.report.probe import SourceProbe
@@ -32,8 +33,9 @@ from cdc.report.shape import (
 from cdc.settings.models import Settings, StoreOptions
 from cdc.settings.storetables import mistaken
 from cdc.state import status, stops
-from cdc.terminal import visible
+from cdc.terminal import counted, visible
 from cdc.version import VERSION
+from snapshots.requests import Requests, asked_at
 
 SIZE_S: Final = 10.0
 """The log's size is looked at no more often than this,"""
@@ -121,14 +123,15 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
     daemon = _running(statuses.supervisor)
     processes = _processes(daemon)
     mistaken = (mistake.line() for mistake in _mistaken(settings, reader, capture))
-    further = [*statuses.problems(), *mistaken, *daemon.problems]
+    asked, unreadable = _asked(settings.log.dir, runs=capture is not None and capture.alive)
+    further = [*statuses.problems(), *mistaken, *unreadable, *daemon.problems]
     problems = problems_of(source, capture, followers, stopped, processes, statuses.silent_s(), further)
     return Report(
         version=VERSION,
         at=now,
         healthy=not problems,
         problems=problems,
-        notes=tuple(visible(note) for note in (*daemon.notes, *statuses.table_notes())),
+        notes=tuple(visible(note) for note in (*daemon.notes, *asked, *statuses.table_notes())),
         source=source,
         capture=capture,
         log=_log(settings.log.dir, reader, head),
@@ -143,6 +146,25 @@ def _mistaken(settings: Settings, reader: LogReader, capture: CaptureReport | No
     logged = [topic.table for topic in reader.topics()]
     read = [entry.table for entry in capture.snapshot] if capture is not None else []
     return mistaken(settings.stores, [*logged, *read]) if logged or read else iter(())
+
+
+def _asked(log_dir: Path, *, runs: bool) -> tuple[Sequence[str], Sequence[str]]:
+    """Notes on what `cdc snapshot` has asked for and is not over; and what is wrong with it. ``runs``: capture does, and takes it up."""
+    requests, found = Requests(log_dir), []
+    try:
+        for name, request in requests.unfinished().items():
+            outcome, at = requests.outcome(name), asked_at(name)
+            when = "" if at is None else f", asked for at {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}Z"
+            if not runs:
+                how = "is kept: capture takes it up as soon as it runs → cdc run"
+            elif outcome.state == "running":
+                how = f"is being read: {counted(outcome.rows, 'row')} so far"
+            else:
+                how = "waits for capture to begin with it"
+            found.append(f"the snapshot of {request.table} (request {name}{when}) {how}")
+    except HeadwaterError as error:
+        return found, [error.line() if error.hint else f"{error} → cdc snapshot asks again"]
+    return found, []
 
 
 def _capture(saved: status.CaptureStatus | None) -> CaptureReport | None:

@@ -26,6 +26,7 @@ from cdc.source.budget import wal_rate
 from cdc.source.heldwal import HeldWal
 from cdc.source.slot import SlotFacts, SlotReader
 from cdc.state import jsonfile, status, stops
+from snapshots.requests import Request, RequestOutcome, Requests
 
 CANARY = "s3cr3t-canary"
 MB = 2**20
@@ -360,3 +361,21 @@ def test_on_a_busy_machine_a_part_may_be_silent_for_longer(
     capture = taken(tmp_path).capture
     assert capture is not None
     assert capture.alive is alive
+
+
+def test_what_a_snapshot_was_asked_for_and_is_not_over_is_named(tmp_path: Path) -> None:
+    requests = Requests(settings(tmp_path).log.dir)
+    name = requests.queue(Request("public.orders", keys=((CANARY,),)))
+    (note,) = taken(tmp_path).notes
+    assert note.startswith(f"the snapshot of public.orders (request {name}, asked for at 2")
+    assert note.endswith("is kept: capture takes it up as soon as it runs → cdc run")
+    well(tmp_path)
+    assert taken(tmp_path).notes[0].endswith("waits for capture to begin with it")
+    requests.tell(name, RequestOutcome("running", 1, 9))
+    (note,) = taken(tmp_path).notes
+    assert note.endswith("is being read: 1 row so far")
+    assert CANARY not in note
+    requests.tell(name, RequestOutcome("done", 9, 9))
+    assert taken(tmp_path).notes == ()
+    (settings(tmp_path).log.dir / "requests" / "1.json").write_text("{")
+    assert "is not a snapshot request; remove it" in taken(tmp_path).problems[0]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from cdc.commands.app import app
 from cdc.commands.snapshot import _wait, read_keys
-from cdc.errors import ConfigError, Stopped, StopState
+from cdc.errors import ConfigError, Stopped, StopState, WaitTimeout
 from cdc.settings.models import Settings
 from cdc.state import stops
 from snapshots.requestcheck import WrongKey
@@ -45,13 +45,28 @@ def test_what_can_be_no_key_is_named_by_its_line(tmp_path: Path, line: str) -> N
         read_keys(file)
 
 
-def test_waiting_ends_when_capture_stops(tmp_path: Path) -> None:
+def test_waiting_ends_when_capture_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = Settings(source={"dsn": "host=/nowhere"}, log={"dir": tmp_path / "log"}, run_dir=tmp_path / "run")  # type: ignore[arg-type]
     requests = Requests(settings.log.dir)
     name = requests.queue(Request("public.t"))
     stops.record(settings.run_dir, "capture", Stopped(StopState.SLOT_LOST, "gone"))
     with pytest.raises(Stopped, match="SLOT_LOST"):
         _wait(settings, requests, name, "public.t", 5, quiet=True)
+    assert capsys.readouterr().err == f"request {name} is kept, and taken up once capture was resumed\n"
+
+
+def test_who_waits_learns_that_nobody_takes_the_request_up_and_that_it_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(source={"dsn": "host=/nowhere"}, log={"dir": tmp_path / "log"}, run_dir=tmp_path / "run")  # type: ignore[arg-type]
+    requests = Requests(settings.log.dir)
+    name = requests.queue(Request("public.t"))
+    kept = f"request {name} is kept, and taken up as soon as capture runs (cdc run); it does not run now"
+    with pytest.raises(WaitTimeout) as late:
+        _wait(settings, requests, name, "public.t", 0.3, quiet=True)
+    assert capsys.readouterr().err == f"{kept}\n", "once"
+    assert str(late.value) == f"the snapshot of public.t is not done after 0.3 s; {kept}"
+    assert name in requests.pending()
 
 
 def test_a_wrong_key_is_named_by_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

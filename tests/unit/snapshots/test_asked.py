@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from cdc.source.copyout import Abandoned
 from snapshots.agenda import Agenda
@@ -36,7 +37,11 @@ def test_a_request_that_was_finished_since_it_was_looked_for_is_not_read_again(t
     nothing: Any = None
     settings: Any = SimpleNamespace(publication="cdc", snapshot_chunk_rows=10, snapshot_workers=1, snapshot_rows_per_s=None)
     board = Board()
-    assert drive(Asked(settings, nothing, nothing, requests).offer(board, set()), answer)
+    with capture_logs() as said:
+        assert drive(Asked(settings, nothing, nothing, requests).offer(board, set()), answer)
+    assert ("took up an asked-for snapshot", name, T.qualified) in [
+        (one["event"], one["request"], one.get("table")) for one in said
+    ]
     assert board.busy == (state in ("queued", "running"))
 
 
