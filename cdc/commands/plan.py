@@ -10,6 +10,7 @@ import typer
 
 from cdc.commands.invocation import finite, invocation
 from cdc.commands.output import console, line, print_json
+from cdc.model.evolution import Kind
 from cdc.terminal import counted
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ def plan(
 def lines(found: Plan) -> Iterator[str]:
     """One line for each change, and one below it for each store; then what the configuration means."""
     for change in found.changes:
-        again = "" if change.reread_rows is None else f"; about {counted(change.reread_rows, 'row')} read again"
-        yield f"{change.what}{again}"
+        read = "to read" if change.kind is Kind.CREATED else "read again"
+        rows = "" if change.reread_rows is None else f"; about {counted(change.reread_rows, 'row')} {read}"
+        yield f"{change.what}{rows}"
         for effect in change.effects:
             more = f" ({effect.why})" if effect.stops else ""
             yield f"  {effect.store}: {effect.action}{more}"

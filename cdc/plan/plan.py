@@ -28,8 +28,8 @@ from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from cdc.privacy.policies import protection_of
 from cdc.settings.models import Settings, StoreOptions
-from cdc.source.capturable import keyless_line
-from cdc.source.catalog import find_tables
+from cdc.source.capturable import identity_problem, keyless_line
+from cdc.source.catalog import CatalogTable, find_tables
 from cdc.source.connection import connect, reason
 from cdc.source.facts import load_facts, read_facts
 from cdc.source.rehearsal import rehearse
@@ -116,7 +116,8 @@ def plan_catalog(settings: Settings) -> Plan:
         now = _facts(connection, settings, known)
         now |= _joining(connection, settings, now)
         revealed = tuple(_revealed(settings, reader, now.values()))
-        remarks = (*revealed, *_keyless(settings, now.values()), *_remarks(settings, reader, connection))
+        left_out = _left_out(settings, connection, now.keys())
+        remarks = (*revealed, *_keyless(settings, now.values()), *left_out, *_remarks(settings, reader, connection))
         if any(remark.stops for remark in revealed):
             return Plan((), remarks)
         gone = sorted(known.facts.keys() - now.keys())
@@ -230,13 +231,24 @@ def _joining(connection: psycopg.Connection, settings: Settings, known: Mapping[
     unknown = [
         table.table.oid
         for table in find_tables(connection)
-        if table.capturable
-        and table.root_oid is None
-        and matches(settings.source.tables, table.table)
+        if table.root_oid is None
         and table.table.oid not in known
+        and _selected(settings, table)
+        and not identity_problem(table.definition)
     ]
     found = read_facts(connection, settings.source.publication, unknown)
     return {facts.oid: replace(facts, publishing=Publishing(True)) for facts in found}
+
+
+def _selected(settings: Settings, table: CatalogTable) -> bool:
+    return table.capturable and matches(settings.source.tables, table.table)
+
+
+def _left_out(settings: Settings, connection: psycopg.Connection, captured: Collection[int]) -> Iterator[Remark]:
+    """Remarks on tables that the configuration selects, and capture will leave out as they are. ``captured``: OIDs."""
+    for table in find_tables(connection):
+        if _selected(settings, table) and table.table.oid not in captured and (problem := identity_problem(table.definition)):
+            yield Remark("capture", f"{table.name} is left out: it {problem[0]} → {problem[1]}")
 
 
 # --- changes ---------------------------------------------------------------------------------------------------------
@@ -339,10 +351,13 @@ def _foreseen(store: str, options: StoreOptions, there: Mapping[str, Table], tab
     if traits_of(options).exclusive:
         return None
     problem = _problem(store, options, there, {**there, table.qualified: table}.values())
-    return problem if problem is None or _problem(store, options, there, there.values()) is None else None
+    before = _problem(store, options, there, there.values())
+    if problem is None or (before is not None and str(before) == str(problem)):
+        return None
+    return problem.line()
 
 
-def _problem(store: str, options: StoreOptions, before: Mapping[str, Table], tables: Iterable[Table]) -> str | None:
+def _problem(store: str, options: StoreOptions, before: Mapping[str, Table], tables: Iterable[Table]) -> HeadwaterError | None:
     """``before``: the definitions by which the configuration names columns."""
     sink = make_sink(store, options)
     try:
@@ -352,7 +367,7 @@ def _problem(store: str, options: StoreOptions, before: Mapping[str, Table], tab
                 check(store, options, named_by)
         sink.foresee([bound(store, options, named_by).held(TopicSchema.of(table)) for table, named_by in selected.items()])
     except HeadwaterError as error:
-        return error.line()
+        return error
     finally:
         sink.close()
     return None

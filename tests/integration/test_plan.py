@@ -371,3 +371,18 @@ def test_the_checks_before_a_start_leave_no_file_of_the_log_open(shop: Settings)
     refuse_unknown(shop.model_copy(update={"contracts": {"public.items": Contract(require=("id",))}}))
     files = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
     assert [file for file in files if file.startswith(str(shop.log.dir))] == []
+
+
+def test_a_table_that_would_be_left_out_is_not_read_and_a_new_table_does_not_hide_what_does_not_fit_it(
+    shop: Settings, postgres: Database
+) -> None:
+    postgres.connect().execute("create table loose (x int); create table fresh (id int primary key)")
+    given = {"kind": "redis", "url": "redis://127.0.0.1:9", "tables": {"public.fresh": {"columns": ["nope"]}}}
+    plan = plan_catalog(shop.model_copy(update={"stores": {"cache": options_model("redis").model_validate(given)}}))
+    assert [change.table for change in plan.changes] == ["public.fresh"]
+    [effect] = plan.changes[0].effects
+    assert effect.stops
+    assert "public.fresh has no column nope" in effect.why
+    said = list(lines(plan))
+    assert said[0] == "public.fresh: is new, and is read; about 0 rows to read"
+    assert any(line.startswith("capture: public.loose is left out: it has no primary key") for line in said)
