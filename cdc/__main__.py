@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -22,6 +23,8 @@ from cdc.terminal import visible
 INTERRUPTED: Final = 130
 UMASK_VARIABLE: Final = "HEADWATER_UMASK"
 USAGE: Final = 2
+_MISPLACED: Final = frozenset((errno.ENOTDIR, errno.EISDIR, errno.EROFS))
+"""The error numbers of a place in which nothing of ours can be: a file where a folder should be, a disk that takes no writes."""
 _USAGE_ERROR: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
 """Typer carries its own copy of click and does not export this class by name."""
 
@@ -71,6 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         if isinstance(error, OSError) and error.errno in FULL:
             _complain(f"{described(error)} → {MAKE_ROOM}")
+            return 1
+        if isinstance(error, OSError) and error.errno in _MISPLACED and isinstance(error.filename, str):
+            _complain(
+                f"{error.filename}: {os.strerror(error.errno).lower()} → see what is there; cdc doctor looks at the folders of cdc.toml"
+            )
             return 1
         frame = traceback.extract_tb(error.__traceback__)[-1]
         _complain(

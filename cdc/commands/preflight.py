@@ -44,6 +44,10 @@ def examine(given: Invocation, *, fix: bool) -> Iterator[Finding]:
     """Every finding, as soon as it is there. ``fix`` makes publication and slot first. Raises ConfigError for a wrong configuration only."""
     settings = given.settings()  # a wrong configuration is a usage error (exit 2), not a finding
     yield Finding("ok", "configuration", f"{given.config}: {counted(len(settings.stores), 'store')}")
+    if not _standing(settings.log.dir).is_dir():
+        hint = "set [log] dir to a folder, or to one that can be made"
+        yield Finding("fail", "log folder", f"{_standing(settings.log.dir)} is not a folder", hint)
+        return
     tables = yield from _source(settings, fix=fix)
     yield _java()
     yield _disk(settings.log.dir)

@@ -17,6 +17,7 @@ from cdc.daemon.configuration import VARIABLE, Configuration, Handed
 from cdc.daemon.signals import DRAIN_S, die_with_parent, stop_on_signals
 from cdc.daemon.supervisor import DRAIN_S as CHILDREN_DRAIN_S
 from cdc.daemon.supervisor import PARENT_VARIABLE, alone, supervise
+from cdc.diskspace import FULL, MAKE_ROOM, described
 from cdc.errors import ConfigError, HeadwaterError, Stopped
 from cdc.folders import own
 from cdc.settings.models import Settings, StoreOptions
@@ -47,6 +48,13 @@ def run(
     with stop_on_signals(DRAIN_S if only else SUPERVISOR_DRAIN_S) as stop:
         try:
             raise typer.Exit(_part(given, configuration, only, stop))
+        except OSError as error:
+            if error.errno not in FULL or error.filename is not None:
+                raise
+            settings = configuration.settings
+            raise HeadwaterError(
+                f"{described(error)}, on the disk of {settings.log.dir} or of {settings.run_dir}", hint=MAKE_ROOM
+            ) from None
         except HeadwaterError as error:
             if parent is None or given.debug:
                 raise

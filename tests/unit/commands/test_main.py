@@ -112,3 +112,13 @@ def test_bytes_that_are_no_text_are_refused(capsys: pytest.CaptureFixture[str], 
     assert main(command) == 2
     said = capsys.readouterr().err
     assert said == f"error: argument {len(command)} has bytes that are not UTF-8 → give it in that encoding\n"
+
+
+def test_a_place_in_which_nothing_can_be_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(**_: object) -> None:
+        raise NotADirectoryError(errno.ENOTDIR, "Not a directory", "/srv/file/log/head")
+
+    monkeypatch.setattr("cdc.commands.app.app", fail)
+    assert main(["status"]) == 1
+    said = "/srv/file/log/head: not a directory → see what is there; cdc doctor looks at the folders of cdc.toml"
+    assert capsys.readouterr().err == f"error: {said}\n"

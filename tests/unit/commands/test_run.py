@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -65,3 +66,17 @@ def test_the_daemon_goes_on_when_nobody_takes_its_log(tmp_path: Path, reader: st
     finally:
         daemon.kill()
         daemon.wait()
+
+
+def test_a_full_disk_is_named_also_where_the_system_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run, "_part", fail)
+    (tmp_path / "cdc.toml").write_text('[source]\ndsn = "postgresql://nobody@127.0.0.1:1/none"\n')
+    assert main(["--config", str(tmp_path / "cdc.toml"), "run", "--only", "capture"]) == 1
+    assert (
+        f"No space left on device, on the disk of {tmp_path / 'var/log'} or of {tmp_path / 'var/run'} → " in capsys.readouterr().err
+    )
