@@ -7,6 +7,7 @@ from typing import Final
 
 _ACTED_ON: Final = re.compile(r"[^\x20-\x7e]")
 """Characters that may have to be escaped: all but ASCII's printable ones are looked at one by one."""
+_PLAIN: Final = re.compile(r"[\w.$-]+")
 _BEYOND_ASCII: Final = re.compile(r"[^\x00-\x7f]")
 
 
@@ -20,6 +21,15 @@ def visible(text: str) -> str:
         return text
     # Lone surrogates, which no stream can encode, are among what is not printable.
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def quoted(name: str) -> str:
+    """A name among other words of a line: as it is where that is one plain word; else as values are shown, in quotes and with escapes.
+
+    >>> quoted("public.orders"), quoted("a=b c")
+    ('public.orders', "'a=b c'")
+    """
+    return name if _PLAIN.fullmatch(name) else repr(name)
 
 
 def counted(number: int, noun: str) -> str:

@@ -70,7 +70,7 @@ def _not_captured(connection: psycopg.Connection, name: str, captured: Collectio
     row = connection.execute(_ROOT, (name,)).fetchone()
     if row is None:
         close = [one for one in captured if one.endswith(f".{name}")] or difflib.get_close_matches(name, captured, 1, 0.8)
-        hint = f"did you mean {close[0]}?" if close else "cdc status lists the captured ones, as schema.table"
+        hint = f"did you mean {close[0]}?" if close else "cdc log ls lists the captured ones, as schema.table"
         return ConfigError(f"there is no table {name}" if "." in name else f"table {name} is not captured", hint=hint)
     if row[0] is not None and row[0] in captured:
         return ConfigError(

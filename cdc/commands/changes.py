@@ -18,7 +18,7 @@ from cdc.commands.invocation import invocation, open_log
 from cdc.commands.output import progress_bar, say, say_lines
 from cdc.errors import ConfigError
 from cdc.model.position import format_lsn
-from cdc.terminal import counted, visible
+from cdc.terminal import counted, quoted, visible
 
 if TYPE_CHECKING:
     from cdc.log.contract import LogReader, Topic
@@ -75,7 +75,11 @@ def cat(
     form: Form = Format.text,
     as_json: AsJson = False,
 ) -> None:
-    """The changes themselves, in position order. This prints row values."""
+    """The changes themselves, in position order: position, LSN, operation, table, columns. This prints row values.
+
+    The operation is c (insert), u (update), d (delete), r (read by a snapshot), t (TRUNCATE) or s (another definition). A name that is not one plain
+    word is shown in quotes, with escapes, as values are.
+    """
     from cdc.replay.match import KeyMatch
     from cdc.replay.query import topics
 
@@ -272,8 +276,8 @@ def _told(answer: Iterable[WithFormer]) -> Iterator[tuple[int, str]]:
         heads = zip(*(changes.column(name).to_pylist() for name in (POSITION, OP, LSN)), strict=True)
         for row, (position, op, lsn) in enumerate(heads):
             names: Iterable[str] = {"d": keys, "t": (), "s": ()}.get(chr(op), now)
-            shown = [f"{name}={_value(now[name][row])}" for name in names]
-            yield position, " ".join([str(position), format_lsn(lsn), chr(op), schema.topic, *shown])
+            shown = [f"{quoted(name)}={_value(now[name][row])}" for name in names]
+            yield position, " ".join([str(position), format_lsn(lsn), chr(op), quoted(schema.topic), *shown])
 
 
 def _differences(replaced: WithFormer) -> Iterator[str]:
@@ -285,12 +289,14 @@ def _differences(replaced: WithFormer) -> Iterator[str]:
     now, was = values(replaced.changes), None if replaced.former is None else values(replaced.former)
     for row, op in enumerate(replaced.changes.column(OP).to_pylist()):
         if chr(op) != "u" or was is None:
-            yield " ".join(chain("-" if chr(op) == "d" else "+", (f"{name}={_value(now[name][row])}" for name in now)))
+            yield " ".join(chain("-" if chr(op) == "d" else "+", (f"{quoted(name)}={_value(now[name][row])}" for name in now)))
             continue
         before = was
         changed = [name for name in now if before[name][row] != now[name][row]]
-        same = [f"{name}={_value(now[name][row])}" for name in keys if name not in changed]
-        yield " ".join(["~", *same, *(f"{name}={_value(before[name][row])} → {_value(now[name][row])}" for name in changed)])
+        same = [f"{quoted(name)}={_value(now[name][row])}" for name in keys if name not in changed]
+        yield " ".join(
+            ["~", *same, *(f"{quoted(name)}={_value(before[name][row])} → {_value(now[name][row])}" for name in changed)]
+        )
 
 
 def _value(value: Any) -> str:

@@ -11,7 +11,9 @@ from cdc.commands import append, changes
 from cdc.commands.invocation import invocation
 from cdc.commands.output import console, moment, print_json, say, size, table_of
 from cdc.model.position import format_lsn
-from cdc.terminal import counted
+from cdc.model.selection import matches
+from cdc.settings.models import Settings
+from cdc.terminal import counted, quoted
 
 app = typer.Typer(name="log", help="Look into the log.", rich_markup_mode=None)
 
@@ -20,10 +22,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.command("ls")
 def ls(context: typer.Context, as_json: Json = False) -> None:
-    """One line per topic: rows, bytes, segments, first and last position."""
+    """One line per topic: rows, bytes, segments, first and last position. A captured table that has no change yet is listed with zeros."""
     from cdc.log.embedded import inspect
 
-    topics = inspect.ls(invocation(context).settings().log.dir)
+    settings = invocation(context).settings()
+    topics = inspect.ls(settings.log.dir, _captured(settings))
     if as_json:
         print_json(topics)
         return
@@ -32,11 +35,26 @@ def ls(context: typer.Context, as_json: Json = False) -> None:
     if not out.is_terminal:
         for topic in topics:
             say(
-                f"{topic['topic']} rows={topic['rows']} bytes={topic['bytes']} disk_bytes={topic['disk_bytes']} segments={topic['segments']} "
+                f"{quoted(topic['topic'])} rows={topic['rows']} bytes={topic['bytes']} disk_bytes={topic['disk_bytes']} segments={topic['segments']} "
                 f"sealed={topic['sealed_segments']} first={topic['first']} last={topic['last']}"
             )
         return
     out.print(table_of("topics", heads, [_cells(topic) for topic in topics]))
+
+
+def _captured(settings: Settings) -> list[str]:
+    """The tables that capture has in its publication, as it saw them last."""
+    from cdc.source.facts import load_facts
+
+    known = [facts for facts in load_facts(settings.log.dir).values() if facts.publishing and not facts.attached]
+    return [
+        one.table().qualified
+        for one in known
+        if one.publishing
+        and one.publishing.published
+        and not one.publishing.refused
+        and matches(settings.source.tables, one.table())
+    ]
 
 
 def _cells(topic: dict[str, Any]) -> tuple[str, ...]:
@@ -80,7 +98,7 @@ def stat(context: typer.Context, as_json: Json = False) -> None:
             else ""
         )
         say(
-            f"{topic.topic}: {topic.cleanup}, {topic.rows} changes, {whole}{states}{f'; held back by {held}' if held else ''}{lapsed}"
+            f"{quoted(topic.topic)}: {topic.cleanup}, {topic.rows} changes, {whole}{states}{f'; held back by {held}' if held else ''}{lapsed}"
         )
     if space.scarce is not None and any(topic.cleanup != "keep" for topic in topics):
         say(space.scarce)
@@ -95,7 +113,7 @@ def compact(
     from cdc.compaction.standing import compact_now
 
     for done in compact_now(invocation(context).settings(), topic):
-        say(f"{done.topic}: {done.dropped} of {done.read} changes were {done.why}; {size(done.written)} written")
+        say(f"{quoted(done.topic)}: {done.dropped} of {done.read} changes were {done.why}; {size(done.written)} written")
 
 
 def _readable(name: str, value: Any) -> str:

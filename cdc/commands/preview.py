@@ -11,6 +11,7 @@ import typer
 from cdc.commands.invocation import invocation, open_log, store_options, unopened_sink
 from cdc.commands.output import print_json, say
 from cdc.errors import ConfigError
+from cdc.terminal import quoted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,7 +64,7 @@ def preview(
 def lines(found: Mapping[str, Sequence[Mapping[str, str]]]) -> Iterator[str]:
     """One line for each part of each row, below its table."""
     for table, rows in found.items():
-        yield f"{table}:" if rows else f"{table}: no row in what was looked at"
+        yield f"{quoted(table)}:" if rows else f"{quoted(table)}: no row in what was looked at"
         for row in rows:
             for number, (part, text) in enumerate(row.items()):
                 yield f"{'  ' if number else '- '}{part}: {text}"

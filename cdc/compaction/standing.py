@@ -81,6 +81,9 @@ def compact_now(settings: Settings, name: str | None) -> Iterator[Merged]:
     not have or that is kept; LogCorrupt, OSError.
     """
     log = settings.log
+    with closing(open_reader(log.dir)) as reader:
+        if reader.lineage() is None:  # a writer would make one
+            raise ConfigError(f"there is no log in {log.dir}", hint="cdc run makes one; [log] dir in cdc.toml names the place")
     with closing(open_writer(log.dir, segment_bytes=log.segment_bytes, source=settings.source.name)) as writer:
         upkeep = upkeep_of(writer)
         if upkeep is None:

@@ -84,5 +84,5 @@ def topics(log: LogReader, name: str | None) -> Sequence[Topic]:
         raise ConfigError("there is no log yet", hint="cdc run makes one; [log] dir in cdc.toml names the place")
     found = [topic for topic in log.topics() if name in (None, topic.name)]
     if name is not None and not found:
-        raise ConfigError(f"the log has no topic {name}", hint="cdc log ls")
+        raise ConfigError(f"the log has no change of {name}", hint="cdc log ls names the topics")
     return sorted(found, key=lambda topic: topic.name)

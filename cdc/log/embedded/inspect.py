@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cdc.errors import ConfigError
 from cdc.log.embedded.away import Stub, read_stub
@@ -13,13 +14,16 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.topicstates import standing_files
 
 
-def ls(dir: Path) -> list[dict[str, Any]]:
-    """One entry per topic, by name: rows, bytes (as appended), bytes on disk, segments (sealed ones among them), first and last position."""
+def ls(dir: Path, captured: Collection[str] = ()) -> list[dict[str, Any]]:
+    """One entry per topic, by name: rows, bytes (as appended), bytes on disk, segments (sealed ones among them), first and last position.
+
+    ``captured``: topics that may have no change yet; an entry of zeros for each that has none.
+    """
     reader = _open(dir)
     try:
-        return sorted(
-            (_topic(reader, LogPlaces(Path(dir)), name) for name in _names(reader)), key=lambda entry: str(entry["topic"])
-        )
+        found = [_topic(reader, LogPlaces(Path(dir)), name) for name in _names(reader)]
+        empty = [{"topic": name, **_NOTHING} for name in sorted({*captured}.difference(_names(reader)))]
+        return sorted([*found, *empty], key=lambda entry: str(entry["topic"]))
     finally:
         reader.close()
 
@@ -69,6 +73,24 @@ def _open(dir: Path) -> EmbeddedLogReader:
 def _names(reader: EmbeddedLogReader) -> list[str]:
     timeline = reader.timeline
     return sorted(timeline.numbers) if timeline else []
+
+
+_NOTHING: Final = dict.fromkeys(
+    (
+        "rows",
+        "bytes",
+        "disk_bytes",
+        "away_files",
+        "away_bytes",
+        "states",
+        "state_bytes",
+        "segments",
+        "sealed_segments",
+        "first",
+        "last",
+    ),
+    0,
+)
 
 
 def _topic(reader: EmbeddedLogReader, places: LogPlaces, name: str) -> dict[str, Any]:

@@ -190,7 +190,7 @@ def test_conditions_that_are_fine(postgres: Any) -> None:
         ("select 1", "public.t", "there is no publication 'cdc' yet, so no table is captured", "cdc run"),
         ("create publication cdc for table t", "t", "table t is not captured", "did you mean public.t?"),
         ("create publication cdc for table t", "public.tt", "there is no table public.tt", "did you mean public.t?"),
-        ("create publication cdc for table t", "public.far", "there is no table public.far", "cdc status lists"),
+        ("create publication cdc for table t", "public.far", "there is no table public.far", "cdc log ls lists"),
         ("create publication cdc for table t", "other.u", "source.tables does not select table other.u", "cdc.toml"),
         ("create publication cdc for table t", "public.w", "table public.w is not in the publication 'cdc'", "cdc status"),
     ],

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +21,11 @@ from cdc.errors import ConfigError
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.evolution import Kind
+from cdc.model.facts import FactColumn, Facts, Publishing
+from cdc.model.pgtypes import INT8, TEXT
 from cdc.model.position import Lsn
+from cdc.model.table import Column, Table
+from cdc.source.facts import save_facts
 from tests.contract.rows import ORDERS, PAIRS, batch, order, replacing, schema
 
 TS_US = 1_763_812_800_123_456
@@ -191,7 +196,7 @@ def test_export(shop: Callable[..., Result], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["cat", "public.nothing"], "the log has no topic public.nothing"),
+        (["cat", "public.nothing"], "the log has no change of public.nothing"),
         (["cat", "--key", "1"], "are of one table"),
         (["cat", "public.orders", "--at", "2", "--from", "1"], "--at asks for rows"),
         (["cat", "--from", "5", "--to", "2"], "2 lies before 5"),
@@ -283,3 +288,62 @@ def test_what_is_kept_whole_is_not_compacted_and_whoever_lags_is_named(rewritten
     said = CliRunner().invoke(app, ["--config", str(rewritten), "log", "compact"])
     assert "public.orders: 0 of 0 changes" in said.stdout, said.output
     assert "held back by console (at 0)" in CliRunner().invoke(app, ["--config", str(rewritten), "log", "stat"]).stdout
+
+
+def test_a_captured_table_without_a_change_is_listed(shop: Callable[..., Result], tmp_path: Path) -> None:
+    def known(oid: int, name: str, **more: Any) -> Facts:
+        columns = (FactColumn(1, "id", INT8, -1, "bigint", "", False, "1"),)
+        return Facts(oid, "public", name, False, "d", columns, (1,), {}, publishing=Publishing(True), **more)
+
+    facts = [
+        known(1, "empty"),
+        known(2, "orders"),
+        known(3, "part", attached=True),
+        replace(known(4, "gone"), publishing=Publishing(False)),
+    ]
+    save_facts(tmp_path / "log", {one.oid: one for one in facts})
+    said = shop("ls").stdout.splitlines()
+    assert [line.split()[0] for line in said] == ["public.empty", "public.orders", "public.pairs"]
+    assert said[0] == "public.empty rows=0 bytes=0 disk_bytes=0 segments=0 sealed=0 first=0 last=0"
+    listed = json.loads(shop("ls", "--json").stdout)
+    assert listed[0].keys() == listed[1].keys()
+
+
+def test_names_cannot_be_taken_for_anything_else(tmp_path: Path) -> None:
+    """As any client of the database can make them."""
+    odd = 'a=1 x\n7 0/46 c "b'
+    table = Table(
+        99,
+        "public",
+        "t x='1'\u202e",
+        (Column("id", INT8, key=True, attnum=1), Column(odd, TEXT, attnum=2), Column("größe", TEXT, attnum=3)),
+    )
+    writer = EmbeddedLogWriter(tmp_path / "log")
+    writer.append(batch(table, [(Op.INSERT, 1, {"id": "1", odd: "v 'w", "größe": "xl"})]))
+    writer.append(batch(table, [(Op.UPDATE, 2, {"id": "1", odd: "other", "größe": "xl"})]))
+    writer.commit(Lsn(10), 1)
+    writer.close()
+    config = tmp_path / "cdc.toml"
+    config.write_text('[source]\ndsn = "host=h"\n[log]\ndir = "log"\n')
+
+    def lines(*arguments: str) -> list[str]:
+        said = CliRunner().invoke(app, ["--config", str(config), "log", *arguments])
+        assert said.exit_code == 0, said.output
+        return said.stdout.splitlines()
+
+    first, _ = lines("cat")
+    position, _, op, rest = first.split(" ", 3)
+    assert (position, op) == ("1", "c")
+    topic = repr(f"public.{table.name}")
+    assert rest == f"{topic} id=1 {odd!r}=\"v 'w\" größe='xl'"
+    assert lines("ls")[0].startswith(f"{topic} rows=2 ")
+    assert lines("diff", f"public.{table.name}", "--from", "1")[0] == f"~ id=1 {odd!r}=\"v 'w\" → 'other'"
+
+
+def test_compacting_makes_no_log(tmp_path: Path) -> None:
+    config = tmp_path / "cdc.toml"
+    config.write_text('[source]\ndsn = "host=h"\n[log]\ndir = "log"\n')
+    said = CliRunner().invoke(app, ["--config", str(config), "log", "compact"])
+    assert isinstance(said.exception, ConfigError)
+    assert "there is no log in" in str(said.exception)
+    assert not (tmp_path / "log").exists()
