@@ -1,4 +1,4 @@
-"""What the daemon would refuse although each key by itself can be read. Pure: whoever reads the file asks here, and whoever acts on the values."""
+"""Refusals of settings of which each key by itself can be read. Pure: whoever reads the file asks here, and whoever acts on the values."""
 
 from __future__ import annotations
 
