@@ -112,7 +112,9 @@ def test_hashes_are_what_the_server_itself_makes_of_their_fields(valkey: Any, op
     with valkey.client() as client:
         client.config_resetstat()
         opened.feed(sink, upserts(ORDERS, 5, [order(at, text, note=None) for at, text in enumerate(texts)]))
-        assert client.info("commandstats")["cmdstat_restore"]["calls"] == len(texts) - sum(len(text.encode()) > 63 for text in texts)
+        assert client.info("commandstats")["cmdstat_restore"]["calls"] == len(texts) - sum(
+            len(text.encode()) > 63 for text in texts
+        )
         client.config_set("rdbcompression", "no")
         for at in range(len(texts)):
             key = f"public.orders:{at}"
@@ -138,6 +140,21 @@ def test_an_account_that_may_not_restore_writes_hashes_field_by_field(valkey: An
         assert sink.apply(upserts(ORDERS, 6, [order(1, None)])) == Outcome(1)
         assert b"status" not in client.hgetall("public.orders:1")
         client.acl_deluser("narrow")
+
+
+def test_a_connection_that_is_replaced_asks_anew_for_what_its_server_takes(
+    valkey: Any, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is refused only at EXEC would be left out while the table's progress moves on."""
+    sink = opened(value="hash")
+    opened.feed(sink, upserts(ORDERS, 5, [order(1, "new")]))
+    monkeypatch.setattr("sinks.cache.listpack.UNREADABLE", b"-ERR DUMP payload version or checksum are wrong\r\n")
+    with valkey.client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+        client.config_resetstat()
+        assert opened.feed(sink, upserts(ORDERS, 6, [order(1, None)])) == Outcome(1)
+        assert client.info("commandstats")["cmdstat_restore"]["calls"] == 1, "the question"
+        assert b"status" not in client.hgetall("public.orders:1")
 
 
 def test_a_ledger_of_the_version_before_with_a_second_number_for_a_tables_progress_is_read(valkey: Any, opened: Opened) -> None:
