@@ -4,14 +4,16 @@ A *part* is one transaction's bytes up to, and without, its EXEC, which is sent 
 
     EXEC                                   of the part before: whoever sends the first one, or has to give up, cuts it off
     WATCH ledger / HMGET ledger … / MULTI  the look at the ledger
-    DEL key …                              deleted rows; with hashes every row, as nothing else takes away what stood there before
-    MSET key value …                       or, with hashes, HSET key field value … for each row
+    DEL key …                              deleted rows, and those that an HSET follows
+    MSET key value …                       or, with hashes, RESTORE key 0 hash REPLACE or HSET key field value … for each row
     PEXPIREAT key ms …                     where rows expire
     PUBLISH channel key …                  where a channel is named
     HSET ledger … progress                 missing in a part that moves nothing
 
-An HSET leaves fields that it does not name, a time to live, and a key of another type as they are: a former store's, or another program's. After the
-DEL it is what SET is: a row's key holds the row and nothing else, and no row's command can fail for what stood there before.
+A hash of short fields is made here as the server keeps it (``sinks.cache.listpack``), which costs the server about half of what an HSET does. RESTORE
+replaces whatever stood under the key, as SET does. An HSET leaves fields that it does not name, a time to live, and a key of another type as they are: a
+former store's, or another program's. After the DEL it is what SET is, too: a row's key holds the row and nothing else, and no row's command can fail for
+what stood there before.
 
 Within a part the last change of a key wins, so a key stands in it once and the order of the commands does not matter.
 """
@@ -27,6 +29,7 @@ import numpy.typing as npt
 
 from cdc.kernels.jit import kernel
 from cdc.kernels.memcpy import copied
+from sinks.cache import listpack
 from sinks.cache.wire import bulk, command
 from sinks.render.jsonrows import BUFFERS, Texts
 
@@ -44,6 +47,9 @@ _DOLLAR: Final = 36
 _DEL: Final = np.frombuffer(bulk(b"DEL"), np.uint8)
 _MSET: Final = np.frombuffer(bulk(b"MSET"), np.uint8)
 _HSET: Final = np.frombuffer(bulk(b"HSET"), np.uint8)
+_RESTORE: Final = np.frombuffer(b"*5\r\n" + bulk(b"RESTORE"), np.uint8)
+_FOR_EVER: Final = np.frombuffer(bulk(b"0"), np.uint8)
+_REPLACE: Final = np.frombuffer(bulk(b"REPLACE"), np.uint8)
 _PEXPIREAT: Final = np.frombuffer(bulk(b"PEXPIREAT"), np.uint8)
 
 
@@ -69,7 +75,7 @@ class Limits:
 class RowFrames:
     """The rows to write: ``values`` are whole values or, with hashes, the fields and texts of a row as RESP items, so many as ``items``.
 
-    gone: 1 where the row's key is to be deleted. positions: rising.
+    gone: 1 where the row's key is to be deleted. positions: rising. packed: with hashes, 1 where the value is what RESTORE takes instead.
     """
 
     keys: Texts
@@ -79,6 +85,7 @@ class RowFrames:
     items: npt.NDArray[np.int64] | None = None
     expire_at: npt.NDArray[np.int64] | None = None
     """When each key expires (ms since 1970); None: never."""
+    packed: npt.NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +105,9 @@ def parts_of(frame: Frame, rows: RowFrames, limits: Limits) -> list[RequestPart]
     head, move = (np.frombuffer(text, np.uint8) for text in (EXEC + frame.look, frame.move))
     items = _NO_FIELDS if rows.items is None else rows.items
     expire_at = _NO_FIELDS if rows.expire_at is None else rows.expire_at
+    packed = np.zeros(len(items), np.uint8) if rows.packed is None else rows.packed
     told = np.frombuffer(bulk(b"PUBLISH") + bulk(frame.channel) if frame.channel else b"", np.uint8)
-    texts = 2 * len(rows.keys.data) + len(rows.values.data) + count * (3 * _ITEM_BYTES + _COMMAND_BYTES)
+    texts = 2 * len(rows.keys.data) + len(rows.values.data) + count * (3 * _ITEM_BYTES + 2 * _COMMAND_BYTES)
     for further in (expire_at, told):
         if len(further):
             texts += len(rows.keys.data) + count * (2 * _ITEM_BYTES + 2 * _COMMAND_BYTES + len(told))
@@ -110,7 +118,7 @@ def parts_of(frame: Frame, rows: RowFrames, limits: Limits) -> list[RequestPart]
         out,
         slots,
         (rows.keys.data, rows.keys.offsets),
-        (rows.values.data, rows.values.offsets, items, expire_at),
+        (rows.values.data, rows.values.offsets, items, packed, expire_at),
         rows.gone,
         rows.positions,
         (head, move, told),
@@ -131,21 +139,46 @@ def deletions(frame: Frame, keys: Texts, limits: Limits) -> list[RequestPart]:
     return parts_of(frame, RowFrames(keys, nothing, np.ones(count, np.uint8), np.zeros(count, np.int64)), limits)
 
 
-def fields_of(named: Sequence[tuple[bytes, Texts, npt.NDArray[np.uint8] | None]], rows: int) -> tuple[Texts, npt.NDArray[np.int64]]:
-    """Per row a name and a text as two items for each of these, and how many items there are; none where its states are not 0."""
-    items, sizes = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-    listed = [
-        (np.frombuffer(bulk(name), np.uint8), texts, _EVERYWHERE if states is None else states) for name, texts, states in named
-    ]
-    for before, texts, states in listed:
-        add_item_sizes(sizes, texts.offsets, states, len(before))
+Named = Sequence[tuple[bytes, Texts, npt.NDArray[np.uint8] | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Hashes:
+    """As ``RowFrames`` takes them."""
+
+    texts: Texts
+    items: npt.NDArray[np.int64]
+    packed: npt.NDArray[np.uint8]
+
+
+def hashes_of(named: Named, rows: int, *, packed: bool) -> Hashes:
+    """Per row a name and a text for each of these, none where its states are not 0. packed: rows that are short enough as RESTORE takes them."""
+    short = np.full(rows, packed and listpack.can_hold([name for name, _, _ in named]), np.uint8)
+    listed = [(name, texts, _EVERYWHERE if states is None else states) for name, texts, states in named]
+    items, sizes = np.zeros(rows, np.int64), np.full(rows, listpack.AROUND, np.int64)
+    for name, texts, states in listed:
         items += 2 if len(states) == 0 else 2 * (states == 0)
+        if short.any():
+            listpack.add_entry_sizes(sizes, short, texts.data, texts.offsets, states, listpack.name_bytes(name))
+    sizes[short == 0] = 0
+    long = []
+    if not short.all():
+        long = [
+            (np.frombuffer(bulk(name), np.uint8), texts, short | states if len(states) else short) for name, texts, states in listed
+        ]
+    for before, texts, states in long:
+        add_item_sizes(sizes, texts.offsets, states, len(before))
     offsets = np.zeros(rows + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     out, cursors = BUFFERS.take(int(offsets[-1])), offsets[:-1].copy()
-    for before, texts, states in listed:
+    if short.any():
+        listpack.begin(out, cursors, offsets, items, short)
+        for name, texts, states in listed:
+            listpack.put_entries(out, cursors, listpack.name_entry(name), texts.data, texts.offsets, states, short)
+        listpack.finish(out, offsets, short)
+    for before, texts, states in long:
         put_items(out, cursors, before, texts.data, texts.offsets, states)
-    return Texts(out, offsets), items
+    return Hashes(Texts(out, offsets), items, short)
 
 
 def items_of(texts: Texts, before: bytes = b"") -> bytes:
@@ -163,7 +196,8 @@ def warm_up() -> None:
     one = Texts(np.frombuffer(b"k", np.uint8), np.array([0, 1], np.int64))
     rows = RowFrames(one, one, np.zeros(1, np.uint8), np.zeros(1, np.int64))
     parts_of(Frame(b"", b""), rows, Limits(1, 1))
-    fields_of([(b"f", one, None)], 1)
+    hashes_of([(b"f", one, None)], 1, packed=True)
+    hashes_of([(b"f", one, None)], 1, packed=False)
 
 
 def _power_of_two(size: int) -> int:
@@ -255,7 +289,7 @@ def _mark_last(slots: Any, data: Any, offsets: Any, first: int, end: int, writte
 def _write_parts(out: Any, slots: Any, keys: Any, values: Any, gone: Any, positions: Any, frame: Any, limits: Any) -> Any:
     """Returns an int64 row per part: its end in ``out``, how many commands it queues, and the position of its last row."""
     key_data, key_offsets = keys
-    value_data, value_offsets, items, expire_at = values
+    value_data, value_offsets, items, packed, expire_at = values
     head, move, told = frame
     rows_max, bytes_max = limits
     hashes = len(items) > 0
@@ -274,7 +308,7 @@ def _write_parts(out: Any, slots: Any, keys: Any, values: Any, gone: Any, positi
         put = 0
         for row in range(first, end):
             if written[row]:
-                removed += 1 if hashes else gone[row]
+                removed += 1 if hashes and not packed[row] else gone[row]
                 put += 1 - gone[row]
         commands = 0
         at = copied(out, at, head, 0, len(head))
@@ -282,7 +316,7 @@ def _write_parts(out: Any, slots: Any, keys: Any, values: Any, gone: Any, positi
             at = _put_size(out, at, _STAR, 1 + removed)
             at = copied(out, at, _DEL, 0, len(_DEL))
             for row in range(first, end):
-                if written[row] and (gone[row] or hashes):
+                if written[row] and (gone[row] or (hashes and not packed[row])):
                     at = _put_item(out, at, key_data, key_offsets, row)
             commands += 1
         if put > 0 and not hashes:
@@ -295,7 +329,14 @@ def _write_parts(out: Any, slots: Any, keys: Any, values: Any, gone: Any, positi
             commands += 1
         if put > 0 and hashes:
             for row in range(first, end):
-                if written[row] and not gone[row]:
+                if written[row] and not gone[row] and packed[row]:
+                    at = copied(out, at, _RESTORE, 0, len(_RESTORE))
+                    at = _put_item(out, at, key_data, key_offsets, row)
+                    at = copied(out, at, _FOR_EVER, 0, len(_FOR_EVER))
+                    at = _put_item(out, at, value_data, value_offsets, row)
+                    at = copied(out, at, _REPLACE, 0, len(_REPLACE))
+                    commands += 1
+                elif written[row] and not gone[row]:
                     at = _put_size(out, at, _STAR, 2 + items[row])
                     at = copied(out, at, _HSET, 0, len(_HSET))
                     at = _put_item(out, at, key_data, key_offsets, row)

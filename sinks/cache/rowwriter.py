@@ -145,13 +145,13 @@ class Rowwriter:
         return self._beside
 
     def _parts(self, topic: str, frame: Frame, making: _Making, batch: pa.RecordBatch) -> tuple[list[RequestPart], Found]:
-        written = making.form.write(batch, topic_schema(batch.schema))
+        written = making.form.write(batch, topic_schema(batch.schema), packed=self._transactions.takes_packed)
         reasons, positions = _reasons(written, batch), batch.column(POSITION).to_numpy()
         names = making.keys.texts(batch)
         gone = batch.column(OP).to_numpy() == int(Op.DELETE)
         gone[list(reasons)] = True
         commands, letters = self._lettered(topic, positions, names, reasons) if making.lettered else ([], ())
-        rows = RowFrames(names, written.texts, gone.astype(np.uint8), positions, written.items, written.expire_at)
+        rows = RowFrames(names, written.texts, gone.astype(np.uint8), positions, written.items, written.expire_at, written.packed)
         first = [self._transactions.part(topic, commands)] if commands else []
         return [*first, *parts_of(frame, rows, LIMITS)], letters
 

@@ -12,9 +12,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from cdc.errors import ConfigError, StoreError
+from sinks.cache import listpack
 from sinks.cache.credentials import Credentials, url_parts
 from sinks.cache.options import Options
-from sinks.cache.wire import RedisWire, Refused
+from sinks.cache.wire import RedisWire, Refused, command
 from sinks.retry import down, redis_error
 
 LOOK_S: Final = 10.0
@@ -33,6 +34,8 @@ class Server:
         self._connection: Any = None
         self._wire: RedisWire | None = None
         self._looked_at = 0.0
+        self.takes_packed = False
+        """Whether the connection's server takes hashes as ``sinks.cache.listpack`` makes them."""
 
     @property
     def wire(self) -> RedisWire:
@@ -45,7 +48,13 @@ class Server:
             self._connection.connect()
             # Its handshake has been answered, so nothing is left in the client's own reader; ours takes hundreds of answers at a time.
             self._wire = RedisWire(self._connection._sock)
+            self.takes_packed = self._asked_for_packed(self._wire)
         return self._wire
+
+    def _asked_for_packed(self, wire: RedisWire) -> bool:
+        """Changes nothing. Of every connection anew: another server may answer at the address, or the account's rights be others."""
+        wire.send(command("RESTORE", f"cdc:{{{self._store}}}:none", 0, listpack.asking()))
+        return wire.lines(1) == listpack.UNREADABLE
 
     @contextmanager
     def reading(self) -> Iterator[RedisWire]:

@@ -70,6 +70,11 @@ class RedisTransactions:
         self.position = 0
         """The applied position, as the writer left it in the ledger."""
 
+    @property
+    def takes_packed(self) -> bool:
+        """Whether the server takes hashes by RESTORE. For use within ``stream`` only: it is asked anew with each connection."""
+        return self._server.takes_packed
+
     def progress(self, chain: Chain) -> int:
         return max(self.position, chain.upto)
 

@@ -23,7 +23,7 @@ from cdc.model.display import AsRules
 from cdc.model.topic import TopicSchema
 from sinks.cache.answerkernels import NOTHING, hash_members, line_at, texts_at
 from sinks.cache.ledger import Projection
-from sinks.cache.resp import fields_of, items_of
+from sinks.cache.resp import hashes_of, items_of
 from sinks.cache.wire import bulk
 from sinks.render.choices import Choices
 from sinks.render.documentcolumns import Mask as Mask
@@ -46,6 +46,7 @@ class Written:
     items: npt.NDArray[np.int64] | None = None
     expire_at: npt.NDArray[np.int64] | None = None
     """When each row's key expires (ms since 1970); None: never."""
+    packed: npt.NDArray[np.uint8] | None = None
 
 
 class Form(Protocol):
@@ -75,8 +76,8 @@ class Form(Protocol):
         keys hold anything of ours."""
         ...
 
-    def write(self, batch: pa.RecordBatch, schema: TopicSchema) -> Written:
-        """A deleted row's value may be anything."""
+    def write(self, batch: pa.RecordBatch, schema: TopicSchema, *, packed: bool = False) -> Written:
+        """A deleted row's value may be anything. packed: the server takes hashes by RESTORE (``sinks.cache.listpack``)."""
         ...
 
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
@@ -140,7 +141,7 @@ class Json(_Lasting):
             return there, nothing_read(count, schema)
         return there, rows_of_members(document_members(data, starts, stops, labels), schema, labels, style)
 
-    def write(self, batch: pa.RecordBatch, schema: TopicSchema) -> Written:
+    def write(self, batch: pa.RecordBatch, schema: TopicSchema, *, packed: bool = False) -> Written:  # noqa: ARG002
         return Written(plain_documents(batch, schema, self._choices.style(schema)), expire_at=self._expire_at(batch))
 
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
@@ -192,7 +193,7 @@ class Hash(_Lasting):
             row += some
         return there, rows_of_members(Members(data, spans, tokens, left), schema, labels, style, parsed=False)
 
-    def write(self, batch: pa.RecordBatch, schema: TopicSchema) -> Written:
+    def write(self, batch: pa.RecordBatch, schema: TopicSchema, *, packed: bool = False) -> Written:
         named = [
             (
                 _name_of(member).encode(),
@@ -201,7 +202,8 @@ class Hash(_Lasting):
             )
             for member, texts in fields(batch, schema, self._choices.style(schema))
         ]
-        return Written(*fields_of(named, len(batch)), self._expire_at(batch))
+        made = hashes_of(named, len(batch), packed=packed)
+        return Written(made.texts, made.items, self._expire_at(batch), made.packed)
 
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_fields(value) for value in values]

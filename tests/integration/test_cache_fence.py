@@ -348,6 +348,13 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sinks.cache.rowwriter.LIMITS", Limits(10, 1 << 20))
 
 
+@pytest.fixture(params=["packed", "plain"])
+def either_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashes for a server that takes them packed, and for one that does not."""
+    if request.param == "plain":
+        monkeypatch.setattr("sinks.cache.listpack.UNREADABLE", b"-ERR DUMP payload version or checksum are wrong\r\n")
+
+
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("value", ["json", "hash"])
 def test_a_refused_write_holds_back_those_behind_it(site: Site, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
@@ -412,7 +419,7 @@ def test_a_stream_that_breaks_off_anywhere_is_finished_by_the_next_attempt(
         assert held == sorted(str(i) for i in range(30, 100))
 
 
-@pytest.mark.usefixtures("small_parts")
+@pytest.mark.usefixtures("small_parts", "either_form")
 def test_a_key_of_another_type_is_replaced_and_no_row_behind_it_is_lost(site: Site) -> None:
     sink = site.opened(value="hash")
     sink.prepare(TopicSchema.of(ORDERS))
@@ -428,6 +435,7 @@ def test_a_key_of_another_type_is_replaced_and_no_row_behind_it_is_lost(site: Si
     assert len(site.rows()) == 40
 
 
+@pytest.mark.usefixtures("either_form")
 def test_a_field_that_a_row_no_longer_has_is_gone_from_its_hash(site: Site) -> None:
     sink = site.opened(value="hash")
     sink.prepare(TopicSchema.of(ORDERS))
@@ -437,6 +445,7 @@ def test_a_field_that_a_row_no_longer_has_is_gone_from_its_hash(site: Site) -> N
     assert set(site.rows()["public.orders:2"]) == set(ORDERS.names)
 
 
+@pytest.mark.usefixtures("either_form")
 @pytest.mark.parametrize("ops", [[Op.INSERT], [Op.READ], [Op.UPDATE], [Op.INSERT, Op.UPDATE]], ids=str)
 def test_a_row_keeps_nothing_of_what_stood_under_its_key(site: Site, ops: list[Op]) -> None:
     """A store of another name was there before, when the table had another column; its ledger was deleted, as the error asks for. Or somebody

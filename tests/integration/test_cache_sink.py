@@ -95,6 +95,68 @@ def test_a_row_is_a_hash_when_asked_for(valkey: Any, opened: Opened) -> None:
     assert found == {**texts, "created_at": "2013-01-01T10:00:00Z"}
 
 
+def test_hashes_are_what_the_server_itself_makes_of_their_fields(valkey: Any, opened: Opened) -> None:
+    """To the byte, so that they take no more of its memory; one with a long text as well."""
+    sink = opened(value="hash")
+    texts = [
+        *map(str, [0, 1, -1, 127, 128, -4097, 32768, 1 << 23, 1 << 40, (1 << 63) - 1, 1 << 63]),
+        "",
+        "-0",
+        "007",
+        "1.5",
+        "é" * 31,
+        "x" * 63,
+        "x" * 65,
+        "y" * 5000,
+    ]
+    with valkey.client() as client:
+        client.config_resetstat()
+        opened.feed(sink, upserts(ORDERS, 5, [order(at, text, note=None) for at, text in enumerate(texts)]))
+        assert client.info("commandstats")["cmdstat_restore"]["calls"] == len(texts) - sum(
+            len(text.encode()) > 63 for text in texts
+        )
+        client.config_set("rdbcompression", "no")
+        for at in range(len(texts)):
+            key = f"public.orders:{at}"
+            held = client.hgetall(key)
+            assert held[b"status"] == texts[at].encode()
+            client.hset("plain", mapping=held)
+            assert client.object("encoding", key) == client.object("encoding", "plain")
+            assert client.dump(key) == client.dump("plain")
+            client.delete("plain")
+
+
+def test_an_account_that_may_not_restore_writes_hashes_field_by_field(valkey: Any, opened: Opened) -> None:
+    """Rights that are taken away meanwhile refuse the write. Opened again, the store goes on without them."""
+    with valkey.client() as client:
+        client.acl_setuser("narrow", enabled=True, passwords="+secret", keys="*", commands=["+@all"])
+        opened.url = valkey.url.replace("redis://", "redis://narrow:secret@")
+        sink = opened(value="hash")
+        opened.feed(sink, upserts(ORDERS, 5, [order(1, "new")]))
+        client.acl_setuser("narrow", enabled=True, keys="*", commands=["+@all", "-restore"])
+        with pytest.raises(StoreError):
+            opened.feed(sink, upserts(ORDERS, 6, [order(1, None)]))
+        opened.open(sink)
+        assert sink.apply(upserts(ORDERS, 6, [order(1, None)])) == Outcome(1)
+        assert b"status" not in client.hgetall("public.orders:1")
+        client.acl_deluser("narrow")
+
+
+def test_a_connection_that_is_replaced_asks_anew_for_what_its_server_takes(
+    valkey: Any, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is refused only at EXEC would be left out while the table's progress moves on."""
+    sink = opened(value="hash")
+    opened.feed(sink, upserts(ORDERS, 5, [order(1, "new")]))
+    monkeypatch.setattr("sinks.cache.listpack.UNREADABLE", b"-ERR DUMP payload version or checksum are wrong\r\n")
+    with valkey.client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+        client.config_resetstat()
+        assert opened.feed(sink, upserts(ORDERS, 6, [order(1, None)])) == Outcome(1)
+        assert client.info("commandstats")["cmdstat_restore"]["calls"] == 1, "the question"
+        assert b"status" not in client.hgetall("public.orders:1")
+
+
 def test_a_ledger_of_the_version_before_with_a_second_number_for_a_tables_progress_is_read(valkey: Any, opened: Opened) -> None:
     sink = opened(value="hash")
     opened.feed(sink, upserts(ORDERS, 5, [order(1), order(2)]))

@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sinks.cache.resp import EXEC, MULTI, Frame, Limits, RequestPart, RowFrames, deletions, fields_of, parts_of
+from sinks.cache.resp import EXEC, MULTI, Frame, Limits, RequestPart, RowFrames, deletions, hashes_of, parts_of
 from sinks.cache.wire import bulk, command
 from sinks.render.jsonrows import raw_texts
+from tests.unit.sinks.listpacks import unpacked
 
 LOOK = command("WATCH", "L") + command("HMGET", "L", "log") + MULTI
 MOVE = command("HSET", "L", "at", "").removesuffix(b"$0\r\n\r\n")
@@ -60,6 +61,10 @@ def carried_out(parts: list[RequestPart], frame: Frame) -> dict[bytes, object]:
                     held.pop(key, None)
             elif name == b"MSET":
                 held |= dict(zip(given[::2], given[1::2], strict=True))
+            elif name == b"RESTORE":
+                key, lives_ms, value, replace = given
+                assert (lives_ms, replace) == (b"0", b"REPLACE")
+                held[key] = unpacked(value)
             elif given[0] == b"L":
                 held[b"L"] = dict(zip(given[1::2], map(int, given[2::2]), strict=True))
             else:
@@ -134,13 +139,38 @@ def test_fields_are_pairs_of_items_where_there_is_a_value(seed: int) -> None:
     for name, values in zip(names, held, strict=True):
         states = np.array([value is None for value in values], np.uint8)
         given.append((name, raw_texts(pa.array([value or b"" for value in values], pa.binary())), states if states.any() else None))
-    texts, items = fields_of(given, rows)
-    for row, text in enumerate(texts.to_array().to_pylist()):
+    made = hashes_of(given, rows, packed=False)
+    for row, text in enumerate(made.texts.to_array().to_pylist()):
         expected = [
             part for name, values in zip(names, held, strict=True) if (value := values[row]) is not None for part in (name, value)
         ]
-        assert items[row] == len(expected)
+        assert (made.items[row], made.packed[row]) == (len(expected), 0)
         assert text == b"".join(map(bulk, expected))
+
+
+def test_packed_hashes_stand_beside_others_in_a_part(seed: int) -> None:
+    """Only the others are deleted first; a deleted row is, whatever its value would be."""
+    chance = random.Random(seed)
+    for _ in range(40):
+        count = chance.randint(1, 100)
+        changes = [
+            (b"k%d" % chance.randint(0, 20), None if chance.random() < 0.3 else b"%d" % i * chance.choice([1, 40]))
+            for i in range(count)
+        ]
+        made = rows(changes)
+        fields = hashes_of([(b"f", made.values, None)], count, packed=True)
+        frames = RowFrames(made.keys, fields.texts, made.gone, made.positions, fields.items, packed=fields.packed)
+        parts = parts_of(MOVING, frames, Limits(chance.randint(1, 60), 10**6))
+        expected: dict[bytes, object] = {}
+        for key, value in changes:
+            expected.pop(key, None)
+            if value is not None:
+                expected[key] = {b"f": value}
+        assert carried_out(parts, MOVING) == {**expected, b"L": {b"at": 2 * count - 1}}
+        for part in parts:
+            found = queued(part, MOVING)
+            deleted = {key for name, *keys in found if name == b"DEL" for key in keys}
+            assert not deleted & {given[0] for name, *given in found if name == b"RESTORE"}
 
 
 @pytest.mark.parametrize("hashes", [False, True])
@@ -154,10 +184,11 @@ def test_a_written_key_expires_and_every_key_is_published(hashes: bool) -> None:
         changes = [(b"k%d" % chance.randint(0, 12), None if chance.random() < 0.3 else b"v%d" % at) for at in range(count)]
         made = rows(changes)
         at = np.array([chance.choice([1, 999, 10**12, 10**15]) + row for row in range(count)], np.int64)
-        values, items = made.values, None
+        values, items, packed = made.values, None, None
         if hashes:
-            values, items = fields_of([(b"f", made.values, None)], count)
-        frames = RowFrames(made.keys, values, made.gone, made.positions, items, at)
+            fields = hashes_of([(b"f", made.values, None)], count, packed=chance.random() < 0.5)
+            values, items, packed = fields.texts, fields.items, fields.packed
+        frames = RowFrames(made.keys, values, made.gone, made.positions, items, at, packed)
         limits = Limits(chance.randint(1, 15), 1 << 20)
         start = 0
         for part in parts_of(told, frames, limits):
