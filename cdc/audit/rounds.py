@@ -1,4 +1,4 @@
-"""The continuous audit: every store's tables against the log, in rounds, by a thread of low priority beside the followers.
+"""The continuous audit: every store's tables against the log, in rounds, by a thread beside the followers that keeps to a budget (``cdc.audit.budget``).
 
 A round takes a store's tables one after the other, and of a large one a range of its keys at a time; the stores take turns. After each range the
 standing is written (``cdc.state.auditstanding``), so that a restart costs the range at hand. It opens stores to read, as `cdc audit` does, and
@@ -75,7 +75,9 @@ class ContinuousAudit(BackgroundPart):
         *,
         range_rows: int = RANGE_ROWS,
     ) -> None:
-        super().__init__("continuous-audit")
+        # Not of a lower priority: on a busy machine it would keep the interpreter's lock for as long as it waits for a core, and followers would wait for
+        # both. What keeps it small is its budget.
+        super().__init__("continuous-audit", nice=0)
         self._settings = settings
         self._wanted = wanted
         self._stop = stop
