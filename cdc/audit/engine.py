@@ -14,7 +14,6 @@ Live traffic makes rows differ that are merely in flight: ``cdc.audit.suspects``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -22,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.audit.records import I64, RECORD, KeptDigests, KeptKeys
-from cdc.kernels.digests import U64, Digests, digests
+from cdc.kernels.digests import U64, digests
 from cdc.kernels.jit import kernel
 from cdc.model.topic import TopicSchema
 
@@ -35,38 +34,14 @@ def key_indices(schema: TopicSchema) -> tuple[int, ...]:
     return tuple(i for i, column in enumerate(schema.fields) if column.key) or tuple(range(len(schema.fields)))
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRange:
-    """One of ``ranges`` equal parts of all keys, by their digests."""
-
-    number: int
-    ranges: int
-
-    def holds(self, high: U64) -> npt.NDArray[np.bool_]:
-        """``high``: the digests' upper halves."""
-        inside: npt.NDArray[np.bool_] = (high >> np.uint64(32)) * np.uint64(self.ranges) >> np.uint64(32) == np.uint64(self.number)
-        return inside
-
-
-EVERY_KEY: Final = KeyRange(0, 1)
-
-
 class Side:
     """Everything that the comparison keeps of one side. ``add`` batches (schema: ``audit_schema``), then compare.
 
     ``key``: indices of the key's columns. ``seed``: the same for both sides, any 64-bit number. ``distinct``: equal rows count once.
-    ``only``: rows with other keys are left out.
     """
 
     def __init__(
-        self,
-        schema: pa.Schema,
-        key: Sequence[int],
-        seed: int,
-        *,
-        distinct: bool = False,
-        spill_rows: int = SPILL_ROWS,
-        only: KeyRange = EVERY_KEY,
+        self, schema: pa.Schema, key: Sequence[int], seed: int, *, distinct: bool = False, spill_rows: int = SPILL_ROWS
     ) -> None:
         self.rows = 0
         self.repeated = 0
@@ -75,7 +50,6 @@ class Side:
         self._schema = schema
         self._key = list(key)
         self._seed = seed
-        self._only = only
         self.digests = KeptDigests(spill_rows)
         self.keys = KeptKeys(pa.schema([schema.field(i) for i in self._key]))
 
@@ -86,9 +60,6 @@ class Side:
         if batch.num_rows == 0:
             return
         found = digests(batch, self._key, self._seed)
-        if self._only.ranges > 1:
-            inside = self._only.holds(found.high)
-            batch, found = batch.filter(pa.array(inside)), Digests(*(each[inside] for each in found))
         records = np.empty(batch.num_rows, RECORD)
         records["high"], records["low"], records["row"] = found
         records["ordinal"] = np.arange(self.rows, self.rows + batch.num_rows)

@@ -23,7 +23,8 @@ import pyarrow.compute as pc
 
 from cdc.audit.budget import Budget
 from cdc.audit.deadletters import KnownLetters, without
-from cdc.audit.engine import KeyRange, Side, key_indices, suspects
+from cdc.audit.engine import Side, key_indices, suspects
+from cdc.audit.keyrange import KeyRange
 from cdc.audit.settlement import FETCH_KEYS
 from cdc.audit.suspects import Differing, KeyLook, Mask, joined, key_bytes, look
 from cdc.follow.rebuild import as_held, shapes_of
@@ -120,19 +121,19 @@ class RangeComparison:
         log, sink, name, upto = store.log, store.sink, self._topic.name, store.applied.position
         refuse_compacted(log, name, upto)
         with (
-            closing(Side(texts, self._key, self._seed, distinct=self._distinct, spill_rows=SPILL_ROWS, only=part)) as ours,
-            closing(Side(texts, self._key, self._seed, distinct=self._distinct, spill_rows=SPILL_ROWS, only=part)) as theirs,
+            closing(Side(texts, self._key, self._seed, distinct=self._distinct, spill_rows=SPILL_ROWS)) as ours,
+            closing(Side(texts, self._key, self._seed, distinct=self._distinct, spill_rows=SPILL_ROWS)) as theirs,
         ):
             seen = 0
             for rows in self._rows_of_the_log():
-                ours.add(rows)
+                ours.add(part.rows(rows, self._key, self._seed))
                 seen += rows.num_rows
                 reached(seen, 0)
             refuse_compacted(log, name, upto)  # it may have been meanwhile, and then rows were missing
             sink.make_visible()
             found = 0
             for rows in sink.scan(self._schema):
-                theirs.add(rows)
+                theirs.add(part.rows(rows, self._key, self._seed))
                 found += rows.num_rows
                 reached(seen, found)
                 store.budget.rest()

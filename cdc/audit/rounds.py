@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 
 from cdc.audit.budget import Budget
-from cdc.audit.engine import KeyRange
+from cdc.audit.keyrange import KeyRange
 from cdc.audit.logcomparison import NotHeld, OpenedStore, TableGone, Unsteady, ranges_of
 from cdc.background import BackgroundPart, Notes
 from cdc.errors import LogReplaced, PositionGone, StoreError
@@ -91,7 +91,7 @@ class ContinuousAudit(BackgroundPart):
         with closing(open_reader(self._settings.log.dir)) as reader:
             while True:
                 took = [self._turn(name, options, reader, budget) for name, options in self._wanted().items() if compares(options)]
-                budget.rest() if any(took) else budget.pause(IDLE_S)
+                budget.pause(0.0 if any(took) else IDLE_S)
 
     def _turn(self, name: str, options: StoreOptions, reader: LogReader, budget: Budget) -> bool:
         """Compares one range. False: there was nothing to do."""
@@ -111,9 +111,9 @@ class ContinuousAudit(BackgroundPart):
                 reader.close()  # it opens what stands there now
                 waits = _MOVES
         if problems or waits:
-            # What a store that has just stopped answers is its follower's to say, not a fault of the audit.
-            self.show(name, known, replace(known.standing, waits=waits or problems[-1]))
             known.again_at = time.monotonic() + (RETRY_S if problems else IDLE_S)
+            with self._notes.noting(problems):
+                self.show(name, known, replace(known.standing, waits=waits or problems[-1]))
         return took
 
     def show(self, name: str, known: _Store, standing: AuditStanding) -> None:

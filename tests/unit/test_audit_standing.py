@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cdc.audit.engine import KeyRange
+from cdc.audit.keyrange import KeyRange
 from cdc.errors import StoreError
 from cdc.state import auditstanding
 from cdc.state.auditstanding import AuditStanding, Drift, TableStanding, TableWork
