@@ -34,6 +34,7 @@ from tests.integration.test_audit import ROWS, CacheKeys, Index, source  # noqa:
 WITHIN_S = 240
 """For a round, on a machine with much else to do."""
 RANGE_ROWS = 150
+SHARE = 0.2
 
 
 class Recorded(ContinuousAudit):
@@ -42,9 +43,12 @@ class Recorded(ContinuousAudit):
     def __init__(self, settings: Settings, stop: threading.Event) -> None:
         super().__init__(settings, lambda: settings.stores, stop, range_rows=RANGE_ROWS)
         self.shown: list[AuditStanding] = []
+        self.used_s: list[float] = []
+        """CPU time of its thread, each time that it has shown one."""
 
     def show(self, name: str, known: Any, standing: AuditStanding) -> None:
         self.shown.append(standing)
+        self.used_s.append(time.thread_time())
         super().show(name, known, standing)
 
 
@@ -142,11 +146,13 @@ def test_every_kind_of_drift_is_found_and_named_and_goes_with_its_repair(
     store: CacheKeys | Index = Index(fixture) if where == "opensearch" else CacheKeys(fixture, hashes=where == "redis-hash")
     settings = eager(postgres, tmp_path, {"copy": store.options})
     with service(settings), auditing(settings), traffic(postgres.dsn, seed):
-        until(lambda: (one := audited(settings)) is not None and one.whole_at is not None, "the store is not found whole")
+        # Before, while the rows come, it is whole with fewer.
+        until(
+            lambda: (one := audited(settings)) is not None and one.whole_at is not None and one.rows > 300, "it is not found whole"
+        )
         one = audited(settings)
         assert one is not None
         assert (one.table, one.differing, one.problem) == ("public.t", 0, None)
-        assert one.rows > 100
         # Keys 100 to 199 rest.
         store.write(112, {**store.read(112), "a": "other"})
         store.remove(120)
@@ -206,7 +212,7 @@ def test_a_store_that_is_behind_emptied_rebuilt_or_down_gives_no_false_finding(
 
 
 @pytest.mark.usefixtures("source")
-def test_a_restart_goes_on_where_the_audit_stood(postgres: Database, tmp_path: Path) -> None:
+def test_a_restart_goes_on_where_the_audit_stood_and_keeps_within_its_share(postgres: Database, tmp_path: Path) -> None:
     twin = f"resumes-{postgres.name.replace('_', '-')}"
     settings = eager(postgres, tmp_path, {twin: {"kind": "memory"}})
     with service(settings):
@@ -215,8 +221,13 @@ def test_a_restart_goes_on_where_the_audit_stood(postgres: Database, tmp_path: P
             first._stop.set()
         left = auditstanding.load(settings.run_dir, twin)
         assert left is not None
-        with auditing(settings) as second:
+        slow = settings.model_copy(update={"audit": Audit(core_share=SHARE, pause_s=0.0)})
+        with auditing(slow) as second:
             until(lambda: any(standing.tables and standing.tables[0].compared_at for standing in second.shown), "no round ends")
+            before, began = second.used_s[-1], time.monotonic()
+            until(lambda: second.used_s[-1] - before > 0.5, "it stands still")
+            used, took = second.used_s[-1] - before, time.monotonic() - began
+            assert used - 0.1 <= SHARE * took, "more than its share, but for a piece that it is yet to rest for"
     work = left.tables[0].work
     if work is not None:  # it ended between two rounds else
         assert work.ranges == -(-ROWS // RANGE_ROWS)
