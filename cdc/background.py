@@ -36,9 +36,10 @@ def lower_priority(nice: int = NICE) -> None:
 class BackgroundPart(ABC):
     """A part of capture's process that has such a thread. Another thread starts and joins it."""
 
-    def __init__(self, name: str) -> None:
-        """``name``: the thread's."""
+    def __init__(self, name: str, *, nice: int = NICE) -> None:
+        """``name``: the thread's; ``nice``: its priority, 0 for that of the process."""
         self._problem: str | None = None
+        self._nice = nice
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def start(self) -> None:
@@ -55,7 +56,8 @@ class BackgroundPart(ABC):
         return self._problem
 
     def _work(self) -> None:
-        lower_priority()
+        if self._nice:
+            lower_priority(self._nice)
         with contextlib.suppress(Interrupted):
             self._run()
 

@@ -11,7 +11,7 @@ One round is three looks: the source at a snapshot with LSN L, the store once it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,12 +46,12 @@ class KeyLook:
         return KeyLook(np.minimum(self.rows, 1), np.zeros_like(self.digest), self.version)
 
 
-def look(keys: pa.RecordBatch, found: Sequence[pa.RecordBatch], key: Sequence[int], columns: int, seed: int) -> KeyLook:
+def look(keys: pa.RecordBatch, found: Iterable[pa.RecordBatch], key: Sequence[int], columns: int, seed: int) -> KeyLook:
     """Aligns fetched rows with the suspects' keys. The first ``columns`` columns are the table's, one more is a version.
 
     Rows whose key is not among ``keys`` (equal to Postgres, other text) are left out: they were not asked for.
     """
-    wanted = _key_bytes(digests(keys, range(keys.num_columns), seed))
+    wanted = key_bytes(digests(keys, range(keys.num_columns), seed))
     rows = np.zeros(keys.num_rows, np.int64)
     digest = np.zeros(keys.num_rows, np.uint64)
     version = np.zeros(keys.num_rows, np.uint64)
@@ -61,7 +61,7 @@ def look(keys: pa.RecordBatch, found: Sequence[pa.RecordBatch], key: Sequence[in
         )
         content = digests(batch.select(range(columns)), (), seed).row
         versioned = content if batch.num_columns == columns else digests(batch, (), seed).row
-        at = pc.index_in(_key_bytes(key_digests), value_set=wanted)
+        at = pc.index_in(key_bytes(key_digests), value_set=wanted)
         known = at.is_valid().to_numpy(zero_copy_only=False)
         where = at.fill_null(0).to_numpy()[known]
         np.add.at(rows, where, 1)
@@ -78,7 +78,8 @@ def joined(looks: Sequence[KeyLook]) -> KeyLook:
     return KeyLook(np.concatenate(rows), np.concatenate(digest), np.concatenate(version))
 
 
-def _key_bytes(found: Digests) -> pa.Array:
+def key_bytes(found: Digests) -> pa.Array:
+    """The keys' digests as fixed-size binaries of 16 bytes."""
     both = np.empty((found.high.size, 2), np.uint64)
     both[:, 0], both[:, 1] = found.high, found.low
     return pa.Array.from_buffers(pa.binary(16), found.high.size, [None, pa.py_buffer(both.tobytes())])

@@ -6,7 +6,8 @@ import gc
 import os
 import resource
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Final
 
 import structlog
@@ -124,7 +125,27 @@ def _followers(configuration: Configuration | Handed, name: str, stop: threading
     if not settings.stores:
         raise ConfigError("the configuration has no stores to follow", hint="add one: [stores.NAME]")
     wanted = Wanted(configuration, name)
-    return run_followers(settings.log.dir, settings.run_dir, wanted(), stop=stop, contracts=settings.contracts, wanted=wanted)
+    stores = wanted()
+    with _auditing(settings, wanted):
+        return run_followers(settings.log.dir, settings.run_dir, stores, stop=stop, contracts=settings.contracts, wanted=wanted)
+
+
+@contextmanager
+def _auditing(settings: Settings, wanted: Wanted) -> Iterator[None]:
+    """The continuous audit goes on inside, where it is wanted."""
+    if not settings.audit.continuous:
+        yield
+        return
+    from cdc.audit.rounds import ContinuousAudit
+
+    stop = threading.Event()
+    audit = ContinuousAudit(settings, lambda: wanted.latest, stop)
+    audit.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        audit.join()
 
 
 class Wanted:
@@ -141,6 +162,11 @@ class Wanted:
         if self._configuration.settings is not self._settings:
             self._settings = self._configuration.settings
             self._stores = self._chosen()
+        return self._stores
+
+    @property
+    def latest(self) -> Mapping[str, StoreOptions]:
+        """As they were when it was last asked; any thread may look."""
         return self._stores
 
     def _chosen(self) -> Mapping[str, StoreOptions]:

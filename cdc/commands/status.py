@@ -72,7 +72,7 @@ def _shown(report: Report, width: int | None) -> RenderableType:
     rows = [[cell for head, cell in zip(_WIDE, _cells(follower), strict=True) if head in heads] for follower in report.followers]
     return Group(
         *(_indented(one) for one in (_source_line(report.source), _capture_line(report.capture), _log_line(report))),
-        *(_indented(one) for one in (*_snapshot_lines(report.capture), *_loading_lines(report))),
+        *(_indented(one) for one in (*_snapshot_lines(report.capture), *_loading_lines(report), *_audit_lines(report))),
         Text(""),
         table_of("stores", heads, rows),
         *(_indented(f"! {problem}", "red") for problem in report.problems),
@@ -101,6 +101,7 @@ def lines(report: Report) -> Iterator[str]:
         behind = f"{counted(lag.changes, 'change')}, {size(lag.bytes)}, {seconds(lag.seconds)} behind" if lag else "has not begun"
         yield f"follower {follower.store} ({follower.kind}): {_state(follower)} at {follower.position}, {behind}, {follower.undecided} set aside"
     yield from _loading_lines(report)
+    yield from _audit_lines(report)
     for process in report.processes:
         yield f"process {process.name}: {process.state}, pid {process.pid or '-'}, {counted(process.restarts, 'restart')}"
     for problem in report.problems:
@@ -115,6 +116,23 @@ def _loading_lines(report: Report) -> Iterator[str]:
             left = f", about {seconds(far.eta_s)} left" if far.eta_s is not None else ""
             share = 100 * far.done // far.total
             yield f"loading {follower.store}: {share} %, {far.done} of {far.total} changes, {far.rows_per_s:.0f}/s{left}"
+
+
+def _audit_lines(report: Report) -> Iterator[str]:
+    """What differs is among the problems."""
+    for follower in report.followers:
+        audit = follower.audit
+        if audit is None:
+            continue
+        if audit.drift:
+            found = f"{len(audit.drift)} of {counted(len(audit.tables), 'table')} with drift"
+        elif audit.whole_at is None:
+            found = "not every table has been compared yet"
+        else:
+            found = f"every table whole, the oldest finding of {moment(audit.whole_at)}"
+        waits = f"; waits: {audit.waits}" if audit.waits else ""
+        yield f"audit {follower.store}: {found}, round {100 * audit.round_share:.0f} %{waits}"
+        yield from (f"audit {follower.store} {one.table}: not compared: {one.problem}" for one in audit.tables if one.problem)
 
 
 def _cells(follower: FollowerReport) -> tuple[str, ...]:

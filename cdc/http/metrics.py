@@ -185,9 +185,51 @@ def _followers(followers: Iterable[FollowerReport]) -> Iterator[Metric]:
         "store",
         "table",
     )
+    yield from _audits(known)
     yield counter(
         "headwater_store_batches",
         "Batches committed since the follower started.",
         [((f.store,), f.batches) for f in known],
         "store",
+    )
+
+
+def _audits(followers: Iterable[FollowerReport]) -> Iterator[Metric]:
+    known = [(f.store, f.audit) for f in followers if f.audit is not None]
+    tables = [
+        (store, one)
+        for store, audit in known
+        for one in sorted(audit.tables, key=lambda one: (-one.differing, -one.rows))[:MAX_TABLES]
+    ]
+    yield gauge(
+        "headwater_store_audit_round_ratio",
+        "How far the continuous audit's present round over the store's tables is.",
+        [((store,), audit.round_share) for store, audit in known],
+        "store",
+    )
+    yield gauge(
+        "headwater_store_whole_timestamp_seconds",
+        "When the last of the store's tables was found whole by the continuous audit; no sample while one never was.",
+        [((store,), audit.whole_at) for store, audit in known],
+        "store",
+    )
+    yield gauge(
+        "headwater_store_table_whole_timestamp_seconds",
+        "When all of the table was last compared with the log and nothing differed.",
+        [((store, one.table), one.whole_at) for store, one in tables],
+        "store",
+        "table",
+    )
+    yield gauge(
+        "headwater_store_drift_rows",
+        "Rows in which the store differs from the log, as the continuous audit found them.",
+        [
+            ((store, one.table, kind), getattr(one, kind))
+            for store, one in tables
+            if one.compared_at is not None or one.differing
+            for kind in ("missing", "extra", "different")
+        ],
+        "store",
+        "table",
+        "kind",
     )

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Final, Self
 
 from cdc.diskspace import free_bytes
-from cdc.errors import ConfigError, HeadwaterError
+from cdc.errors import ConfigError, HeadwaterError, StoreError
 from cdc.log.contract import LogReader, left_between, selected
 from cdc.model.position import Cut, Position, format_lsn
 from cdc.report.probe import SourceProbe
 from cdc.report.problems import problems_of
 from cdc.report.shape import (
+    AuditedTableReport,
+    AuditReport,
     CaptureReport,
     FollowerReport,
     Lag,
@@ -32,7 +34,7 @@ from cdc.report.shape import (
 )
 from cdc.settings.models import Settings, StoreOptions
 from cdc.settings.storetables import mistaken
-from cdc.state import status, stops
+from cdc.state import auditstanding, status, stops
 from cdc.terminal import counted, visible
 from cdc.version import VERSION
 from snapshots.requests import Requests, asked_at
@@ -60,12 +62,14 @@ class _Statuses:
     capture: status.CaptureStatus | None
     supervisor: status.SupervisorStatus | None
     followers: Mapping[str, status.FollowerStatus | None]
+    audits: Mapping[str, auditstanding.AuditStanding | None]
 
     @classmethod
     def by_now(cls, settings: Settings) -> Self:
         run_dir = settings.run_dir
         followers = {store: status.read_follower(run_dir, store) for store in settings.stores}
-        return cls(status.read_capture(run_dir), status.read_supervisor(run_dir), followers)
+        audits = {store: _standing(settings, store) for store in settings.stores}
+        return cls(status.read_capture(run_dir), status.read_supervisor(run_dir), followers, audits)
 
     def silent_s(self) -> dict[str, float]:
         """The parts whose processes live and have reported nothing for too long, with the seconds."""
@@ -220,6 +224,36 @@ def _follower(parts: _Statuses, name: str, store: StoreOptions, reader: LogReade
         updated_at=saved.updated_at,
         catch_up=catch_up_of(lag, held, status.unread_rows(parts.capture, store.tables), rows_per_s),
         aside=tuple(LettersReport(one.table, one.letters, one.edited, one.accepted, one.oldest_at or None) for one in saved.aside),
+        audit=_audit(parts.audits[name]),
+    )
+
+
+def _standing(settings: Settings, store: str) -> auditstanding.AuditStanding | None:
+    """A damaged file tells nothing; the audit replaces it."""
+    try:
+        return auditstanding.load(settings.run_dir, store) if settings.audit.continuous else None
+    except StoreError:
+        return None
+
+
+def _audit(found: auditstanding.AuditStanding | None) -> AuditReport | None:
+    return None if found is None else AuditReport(found.waits, round(found.share(), 4), tuple(map(_audited, found.tables)))
+
+
+def _audited(one: auditstanding.TableStanding) -> AuditedTableReport:
+    drift = one.drift
+    return AuditedTableReport(
+        table=one.table,
+        whole_at=one.whole_at or None,
+        compared_at=one.compared_at or None,
+        position=one.position,
+        rows=drift.rows,
+        missing=drift.missing,
+        extra=drift.extra,
+        different=drift.different,
+        in_flight=drift.in_flight,
+        at_least=drift.at_least,
+        problem=one.problem,
     )
 
 

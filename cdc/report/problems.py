@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from cdc.report.shape import CaptureReport, FollowerReport, ProcessReport, SourceReport, StopReport
+from cdc.report.shape import AuditedTableReport, CaptureReport, FollowerReport, ProcessReport, SourceReport, StopReport
 from cdc.terminal import counted, visible
 
 WELL: Final = frozenset({"streaming", "snapshot", "following"})
@@ -92,6 +92,15 @@ def _of_follower(
             yield _dead(label, follower.state, follower.error, child, silent_s.get(part))
     if follower.undecided:
         yield f"store {follower.store} set {counted(follower.undecided, 'change')} aside → cdc dlq ls {follower.store} names them"
+    if follower.audit is not None:
+        yield from (_of_drift(follower.store, one) for one in follower.audit.drift)
+
+
+def _of_drift(store: str, one: AuditedTableReport) -> str:
+    rows = f"{'at least ' if one.at_least else ''}{counted(one.differing, 'row')}"
+    kinds = f"{one.missing} missing, {one.extra} extra, {one.different} different"
+    helps = f"cdc audit {store} --table {one.table} lists them; then cdc snapshot {one.table} --keys FILE"
+    return f"store {store} differs from the log in {rows} of {one.table} ({kinds}) → {helps}"
 
 
 def _living(label: str, state: str, error: str | None, child: ProcessReport | None) -> Iterator[str]:

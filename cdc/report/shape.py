@@ -27,7 +27,12 @@
                ``stale``, ``dead`` (set aside since the store was empty), ``aside`` (dead letters now: [{``table``, ``letters``, of which
                ``edited`` and ``accepted`` by an operator, ``oldest_at`` of the others}]), ``batches``, ``rows_per_s``, ``catch_up`` (null unless the store is far behind, as in its first load:
                {``done``, ``total`` (changes of its tables, and rows that are still to be read), ``rows_per_s``, ``eta_s`` (null = not known yet)}),
-               ``updated_at``}], one for each store of the configuration
+               ``audit`` (null where the continuous audit does not compare the store: {``waits`` (why nothing is compared now, or null), ``round_share`` (how far
+               the present round over its tables is, 0 to 1), ``tables``: [{``table``, ``whole_at`` (when all of it was last compared and nothing
+               differed, or null), ``compared_at`` (when all of it was last compared, or null), ``position`` (what the store held then, at least), ``rows``
+               (of the log), ``missing`` (rows that the store lacks), ``extra`` (rows that only the store has), ``different`` (keys whose rows have other
+               values), ``in_flight`` (keys that changed meanwhile), ``at_least`` (true: more differ than were counted), ``problem`` (why it could not be
+               compared, or null)}]}), ``updated_at``}], one for each store of the configuration
 ``stops``      [{``name`` (what `cdc resume` takes), ``state``, ``part``, ``message``, ``hint``, ``since``}]
 ``processes``  the supervisor's children: [{``name``, ``pid``, ``state``, ``restarts``, ``exit_code``, ``started_at``}]
 =============  ===============================================================================================================
@@ -165,6 +170,48 @@ class LettersReport:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditedTableReport:
+    """One table of a store in the continuous audit; see ``audit`` in the module's text."""
+
+    table: str
+    whole_at: float | None
+    compared_at: float | None
+    position: int
+    rows: int
+    missing: int
+    extra: int
+    different: int
+    in_flight: int
+    at_least: bool
+    problem: str | None
+
+    @property
+    def differing(self) -> int:
+        return self.missing + self.extra + self.different
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """One store in the continuous audit."""
+
+    waits: str | None
+    round_share: float
+    tables: tuple[AuditedTableReport, ...]
+
+    @property
+    def drift(self) -> tuple[AuditedTableReport, ...]:
+        """The tables that differ."""
+        return tuple(one for one in self.tables if one.differing)
+
+    @property
+    def whole_at(self) -> float | None:
+        """When the last of its tables was found whole; None while one never was."""
+        found = [one.whole_at for one in self.tables]
+        known = [at for at in found if at is not None]
+        return min(known) if known and len(known) == len(found) else None
+
+
+@dataclass(frozen=True, slots=True)
 class FollowerReport:
     store: str
     kind: str
@@ -184,6 +231,7 @@ class FollowerReport:
     updated_at: float
     catch_up: CatchUp | None = None
     aside: tuple[LettersReport, ...] = ()
+    audit: AuditReport | None = None
 
     @property
     def undecided(self) -> int:

@@ -257,6 +257,18 @@ class Http(Strict):
         return listen
 
 
+class Audit(Strict):
+    """``[audit]``: the comparison of stores with the log that goes on while the daemon runs."""
+
+    continuous: bool = True
+    """Every cache and search index is compared with what the log says that it holds, one table after the other, again and again. A warehouse, which
+    takes Spark to read, is compared by `cdc audit` alone."""
+    core_share: float = Field(0.05, gt=0, le=1)
+    """The most of one core that this takes, in CPU time."""
+    pause_s: float = Field(60.0, ge=0)
+    """So long after the start, and after all tables of a store have been compared, they are compared again."""
+
+
 SchemaPolicy = Literal["apply", "pause", "ignore"]
 """A store's policy when a table's definition changes: follow it, wait for an operator, or go on in the former shape."""
 
@@ -472,5 +484,6 @@ class Settings(Strict):
     """By table (`schema.table`); counts for every store that holds the table."""
     privacy: Privacy = Privacy()
     http: Http = Http()
+    audit: Audit = Audit()
     run_dir: Path = Path("var/run")
     """Status files, stop states, Spark's scratch space."""

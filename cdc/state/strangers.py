@@ -6,18 +6,19 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from cdc.state import approvals, letterrequests, rebuilds, status, stops
+from cdc.state import approvals, auditstanding, letterrequests, rebuilds, status, stops
 
 _PREFIX: Final = "follow-"
 
 
 def forget(run_dir: Path, store: str) -> None:
     """Removes its stop states with what an operator has, or might have, let through by them; a rebuild and decisions about dead letters that were
-    not carried out; its status."""
+    not carried out; how far its audit was; its status."""
     # In this order: without its stop state a change that waits counts as let through, and by its status a store is found here again.
     approvals.forget(run_dir, store)
     rebuilds.carried_out(run_dir, store)
     letterrequests.forget(run_dir, store)
+    auditstanding.forget(run_dir, store)
     stops.clear_part(run_dir, _PREFIX + store)
     status.remove(run_dir, _PREFIX + store)
 

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from cdc.settings import schema
 from cdc.settings.models import (
+    Audit,
     Contract,
     Http,
     Log,
@@ -35,6 +36,7 @@ SECTIONS: Final[tuple[tuple[str, type[BaseModel]], ...]] = (
     ("log.tier", Tier),
     ('log.tables."schema.table"', LogTable),
     ("http", Http),
+    ("audit", Audit),
     ("privacy", Privacy),
     ('contracts."schema.table"', Contract),
 )

@@ -225,6 +225,16 @@ def test_a_store_that_is_down(page: chromium.Page, served: Serve) -> None:
         assert page.text("#store-cache .chip") == "following"
 
 
+def test_what_the_continuous_audit_says(page: chromium.Page, served: Serve) -> None:
+    with served(reports.drifting) as url:
+        page.open(url)
+        page.until(READY)
+        assert page.text("#verdict") == "1 problem"
+        assert "3 rows differ from the log, round 50 %" in page.text("#store-cache .facts")
+        assert "cdc audit cache --table public.flights" in page.text("#problems")
+        assert "round" not in page.text("#store-warehouse .facts"), "it is not compared"
+
+
 def test_a_stop_state_with_its_way_out(page: chromium.Page, served: Serve) -> None:
     with served(reports.stopped) as url:
         page.open(url)

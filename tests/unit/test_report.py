@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from cdc.commands.status import lines
 from cdc.errors import Stopped, StopState
 from cdc.log.memory import MemoryLog
 from cdc.model.position import Lsn
@@ -21,11 +22,12 @@ from cdc.report import collector, probe, shape
 from cdc.report.collector import gather
 from cdc.report.probe import SourceProbe
 from cdc.report.shape import CatchUp, Lag, Report, catch_up_of
-from cdc.settings.models import Log, Settings, Source, StoreOptions
+from cdc.settings.models import Audit, Log, Settings, Source, StoreOptions
 from cdc.source.budget import wal_rate
 from cdc.source.heldwal import HeldWal
 from cdc.source.slot import SlotFacts, SlotReader
-from cdc.state import jsonfile, status, stops
+from cdc.state import auditstanding, jsonfile, status, stops
+from cdc.state.auditstanding import AuditStanding, Drift, TableStanding
 from snapshots.requests import Request, RequestOutcome, Requests
 
 CANARY = "s3cr3t-canary"
@@ -175,6 +177,27 @@ def test_what_parts_say_is_wrong(tmp_path: Path) -> None:
     ]
 
 
+def test_what_the_continuous_audit_has_found_is_a_problem(tmp_path: Path) -> None:
+    well(tmp_path)
+    whole = TableStanding("public.a", 60.0, 60.0, 7, Drift(rows=5))
+    differs = TableStanding("public.t", 0.0, 70.0, 9, Drift(9, 1, 2, 3, 4, at_least=True))
+    auditstanding.save(tmp_path / "run", "cache", AuditStanding(50.0, 80.0, None, (whole, differs)))
+    found = taken(tmp_path)
+    assert found.problems == (
+        "store cache differs from the log in at least 6 rows of public.t (1 missing, 2 extra, 3 different) → "
+        "cdc audit cache --table public.t lists them; then cdc snapshot public.t --keys FILE",
+    )
+    audit = found.followers[0].audit
+    assert audit is not None
+    assert (audit.round_share, audit.whole_at, [one.whole_at for one in audit.tables]) == (1.0, None, [60.0, None])
+    assert [line for line in lines(found) if line.startswith("audit")] == ["audit cache: 1 of 2 tables with drift, round 100 %"]
+    off = settings(tmp_path).model_copy(update={"audit": Audit(continuous=False)})
+    assert gather(off, MemoryLog().reader(), Probe(SLOT)).healthy, "what an audit found that no longer goes on does not count"
+    (path,) = (tmp_path / "run" / "audit").iterdir()
+    path.write_text("torn")
+    assert taken(tmp_path).followers[0].audit is None
+
+
 def test_a_stop_state_is_told_once_with_its_way_out(tmp_path: Path) -> None:
     well(tmp_path)
     dead = status.CaptureStatus(pid=2**22 + 1, state="stopped", stop="SLOT_LOST", error="SLOT_LOST: gone", said_at=time.monotonic())
@@ -213,6 +236,7 @@ def test_the_documented_keys_are_the_real_ones(tmp_path: Path) -> None:
         tmp_path / "run", "supervisor", status.SupervisorStatus(pid=os.getpid(), processes=[status.ProcessStatus("capture")])
     )
     stops.record(tmp_path / "run", "follow-cache", Stopped(StopState.STORE_REFUSES, "all"))
+    auditstanding.save(tmp_path / "run", "cache", AuditStanding(tables=(TableStanding("public.t"),)))
     told = taken(tmp_path).to_json()
     assert json.loads(json.dumps(told, allow_nan=False)).keys() == told.keys()
     assert shape.__doc__ is not None
@@ -224,6 +248,8 @@ def test_the_documented_keys_are_the_real_ones(tmp_path: Path) -> None:
         told["capture"],
         told["log"],
         *told["followers"],
+        told["followers"][0]["audit"],
+        *told["followers"][0]["audit"]["tables"],
         *told["stops"],
         *told["processes"],
     ):

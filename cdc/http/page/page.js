@@ -275,8 +275,20 @@ function drawStore(follower) {
   if (follower.stale) parts.push(" · ", make("b", "", compactCount(follower.stale)), " stale");
   const aside = follower.aside.reduce((sum, one) => sum + one.letters - one.edited - one.accepted, 0);
   if (aside) parts.push(" · ", make("b", "dead", compactCount(aside) + " set aside"));
+  parts.push(...auditParts(follower.audit));
   facts.replaceChildren(...parts);
   say(card.querySelector(".error"), follower.error && !follower.stop ? follower.error : "");
+}
+
+/** What the continuous audit says of a store. */
+function auditParts(audit) {
+  if (!audit?.tables.length) return [];
+  const differing = audit.tables.reduce((sum, one) => sum + one.missing + one.extra + one.different, 0);
+  const round = `round ${Math.floor(100 * audit.round_share)} %`;
+  if (differing) return [" · ", make("b", "dead", compactCount(differing) + (differing === 1 ? " row differs" : " rows differ")), ` from the log, ${round}`];
+  const times = audit.tables.map((one) => one.whole_at);
+  if (times.includes(null)) return [` · audit: ${round}`];
+  return [` · whole ${ago(Math.max(0, status.at - Math.min(...times)))}, ${round}`];
 }
 
 function drawRivers() {

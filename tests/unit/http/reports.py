@@ -6,6 +6,8 @@ import time
 from dataclasses import replace
 
 from cdc.report.shape import (
+    AuditedTableReport,
+    AuditReport,
     CaptureReport,
     CatchUp,
     FollowerReport,
@@ -21,6 +23,18 @@ from cdc.report.shape import (
 )
 
 GB = 10**9
+FOUND_AT = 1_385_000_000.0
+
+
+def audited(
+    table: str, *, missing: int = 0, extra: int = 0, different: int = 0, whole_at: float | None = FOUND_AT
+) -> AuditedTableReport:
+    """One table in the continuous audit."""
+    return AuditedTableReport(table, whole_at, FOUND_AT, 1_480_000, 336_776, missing, extra, different, 2, False, None)
+
+
+WHOLE = AuditReport(None, 0.25, (audited("public.flights"), audited("public.airports", whole_at=FOUND_AT - 60)))
+DRIFTS = AuditReport(None, 0.5, (audited("public.flights", missing=2, different=1), audited("public.airports")))
 LETTERS = (LettersReport("public.orders", 4, 1, 1, 1_385_000_000.0),)
 
 
@@ -103,7 +117,7 @@ def healthy(at: float | None = None, position: int = 1_482_113) -> Report:
         ),
         followers=(
             follower("search", "opensearch", position=position - 4, written=position - 4, behind=4, lag_s=0.031),
-            follower("cache", "redis", position=position, written=position),
+            replace(follower("cache", "redis", position=position, written=position), audit=WHOLE),
             follower("warehouse", "iceberg", position=position - 1_840, written=position - 1_840, behind=1_840, lag_s=3.6),
         ),
         stops=(),
@@ -131,6 +145,14 @@ def store_down(at: float | None = None) -> Report:
     down = replace(search, state="waiting", error=error, lag=Lag(184_220, 33_159_600, 421.0), dead=2, aside=LETTERS)
     problems = (f"follower search is waiting: {error}", "store search set 2 changes aside")
     return replace(report, followers=(down, cache, warehouse), healthy=False, problems=problems)
+
+
+def drifting(at: float | None = None) -> Report:
+    """Somebody else has changed rows in the cache."""
+    report = healthy(at)
+    search, cache, warehouse = report.followers
+    problem = "store cache differs from the log in 3 rows of public.flights → cdc audit cache --table public.flights lists them"
+    return replace(report, followers=(search, replace(cache, audit=DRIFTS), warehouse), healthy=False, problems=(problem,))
 
 
 def stopped(at: float | None = None) -> Report:

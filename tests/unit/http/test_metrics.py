@@ -72,6 +72,20 @@ def test_tables_do_not_make_series_without_end() -> None:
     assert found["headwater_snapshot_finished", (("table", "public.t3"),)] == 0, "and what is not finished"
 
 
+def test_what_differs_is_told_by_table_and_kind() -> None:
+    found = scraped(reports.drifting())
+    of = (("store", "cache"), ("table", "public.flights"))
+    assert found["headwater_store_drift_rows", (("kind", "missing"), *of)] == 2
+    assert found["headwater_store_drift_rows", (("kind", "extra"), *of)] == 0
+    assert found["headwater_store_drift_rows", (("kind", "different"), *of)] == 1
+    assert found["headwater_store_audit_round_ratio", (("store", "cache"),)] == 0.5
+    whole = scraped(reports.healthy())
+    assert whole["headwater_store_whole_timestamp_seconds", (("store", "cache"),)] == reports.FOUND_AT - 60
+    assert whole["headwater_store_table_whole_timestamp_seconds", of] == reports.FOUND_AT
+    assert sum(value for (name, _), value in whole.items() if name == "headwater_store_drift_rows") == 0
+    assert not {labels for name, labels in whole if "drift" in name or "whole" in name} & {(("store", "warehouse"),)}
+
+
 def test_stop_states_are_series() -> None:
     found = scraped(reports.stopped())
     assert found["headwater_stop", (("part", "capture"), ("state", "SLOT_LOST"))] == 1
@@ -94,7 +108,8 @@ def test_names_end_in_their_unit() -> None:
     report = reports.snapshotting()
     for name in names(report):
         assert re.search(
-            r"_(bytes|seconds|rows|tables|changes|position|total|info|up|active|healthy|problems|state|status|stop|finished)$", name
+            r"_(bytes|seconds|ratio|rows|tables|changes|position|total|info|up|active|healthy|problems|state|status|stop|finished)$",
+            name,
         ), name
 
 
