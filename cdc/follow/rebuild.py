@@ -56,7 +56,7 @@ class Rebuilding:
         return sink.rebuild(self.reader, epoch, cut, self.topics(sink, cut))
 
     def topics(self, sink: Sink, cut: Cut) -> list[TopicAsOf]:
-        """What the store holds of each topic that has followed the log up to the cut; whoever reads their rows to the end knows by ``name_failed`` which are
+        """The topics as a store holds them that has followed the log up to the cut; whoever reads their rows to the end knows by ``name_failed`` which are
         missing among them. Raises ChangeWaits, ConfigError, Stopped."""
         self.reader.check()
         topics = selected(self.reader, self.rules.options.tables)
