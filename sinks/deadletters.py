@@ -34,6 +34,8 @@ from sinks.contract import DeadLetter
 
 LETTERS_MAX: Final = 10_000
 """Of one store, not counting those that an operator has accepted."""
+CORRECTION_BYTES_MAX: Final = 1 << 20
+"""Of one letter, all columns together: it is read with all others whenever the store is opened."""
 
 
 class LetterState(StrEnum):
@@ -235,9 +237,12 @@ class Letters:
         return StoreError(
             f"store {self._store} has {LETTERS_MAX - self.room} dead letters that nobody has accepted, and more would be too many",
             retryable=False,
-            hint=f"see what they have in common (cdc dlq ls {self._store}), and put that right in the store, or accept them "
-            f"(cdc dlq drop {self._store} --all), then resume",
+            hint=_way_out(self._store),
         )
+
+
+def _way_out(store: str) -> str:
+    return f"see what they have in common (cdc dlq ls {store}), and put that right in the store, or accept them (cdc dlq drop {store} --all)"
 
 
 def last_of_keys(keys: pa.Array, rows: Sequence[int]) -> list[int]:
@@ -255,7 +260,7 @@ def as_deletes(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def check_share(store: str, letters: Iterable[DeadLetter], rows: int, *, share_max: float, rows_min: int) -> None:
-    """Raises StoreError when so much of a batch is dead that the store, not the rows, is at fault.
+    """Raises StoreError when so much of a batch is dead that the store, not the rows, is at fault. ``letters``: those that nobody has accepted.
 
     A few dead rows are normal however small their batch, hence ``rows_min``.
     """
@@ -265,5 +270,5 @@ def check_share(store: str, letters: Iterable[DeadLetter], rows: int, *, share_m
         raise StoreError(
             f"store {store} refuses {len(dead)} of {rows} rows of {dead[0].table} ({', '.join(reasons[:3])})",
             retryable=False,
-            hint="compare the place's definition in the store with the table's, then resume",
+            hint=_way_out(store),
         )

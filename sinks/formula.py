@@ -157,7 +157,7 @@ class FormulaValues:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The verdict of a store's expressions on rows. ``left_out``: ``where`` is not true of them. ``failures``: row → why its expression has no value.
+    """The verdict of a store's expressions on rows. ``left_out``: ``where`` is not true of them. ``failures``: row → which of its expressions have no value, and why.
     ``computed``: by name."""
 
     left_out: Mask
@@ -210,8 +210,13 @@ def evaluated(
         found = values[name] = formula.values(column_values, schema, rows)
         for row, state in found.states.items():
             if live[row] and not left_out[row]:
-                failures.setdefault(row, _reason(formula, state))
+                failures[row] = f"{failures[row]}, {_reason(formula, state)}" if row in failures else _reason(formula, state)
     return Evaluation(left_out, failures, values)
+
+
+def is_named(column: str, failure: str) -> bool:
+    """Whether a row's failure (``Evaluation.failures``) is one of this computed column, too."""
+    return f"{COMPUTED}{column}: " in failure
 
 
 def _reason(formula: Formula, state: str) -> str:

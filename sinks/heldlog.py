@@ -6,7 +6,8 @@ has to know that there is more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from cdc.model.position import Cut, Lsn, Position
 from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
-from sinks.holding import Holding, bound, check, decoded
+from sinks.holding import Holding, bound, check, decoded, failures_as_rows
 from sinks.holdingchange import settled
 
 if TYPE_CHECKING:
@@ -45,10 +46,18 @@ class HeldLog:
         self._known_to: dict[str, Position] = {}
         """How far the definitions go, by topic, that the log had when the topic's holding was bound or settled."""
         self._settled = False
+        self._failures_stay = False
 
     def forget(self) -> None:
         """To be called before the store is opened (again)."""
         self._holdings, self._known_to, self._settled = {}, {}, False
+
+    def with_failures(self) -> HeldLog:
+        """The same log, in which a row that an expression fails for is a row like any other, and no DELETE (``sinks.holding.failures_of`` names it). To be
+        used until ``forget``."""
+        found = copy(self)
+        found._failures_stay = True
+        return found
 
     def settle(self, sink: Sink) -> None:
         """To be called once the store is open. Raises ConfigError where it has rows of another holding, or the configuration says something of a
@@ -120,7 +129,7 @@ class HeldLog:
     def state(self, topic: str, upto: Position) -> TopicState | None:
         found = self._log.state(topic, upto)
         holding = self.holding(topic)
-        return found if found is None or holding.everything else _HeldState(found, holding)
+        return found if found is None or holding.everything else _HeldState(found, self._maker(holding))
 
     def _given(self, topic: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         holding = self.holding(topic)
@@ -128,12 +137,18 @@ class HeldLog:
             return batches if holding.everything else map(holding.batch, batches)
         return self._evaluated(topic, holding, batches)
 
+    def _maker(self, holding: Holding) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        if not self._failures_stay:
+            return holding.batch
+        return lambda batch: failures_as_rows(holding.batch(batch))
+
     def _evaluated(self, topic: str, holding: Holding, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Raises ConfigError at a definition, later than those that the holding was bound to, of which its expressions say nothing."""
+        made = self._maker(holding)
         for batch in batches:
             if (change := topic_change_of(batch)) is not None and first_position(batch) > self._known_to[topic]:
                 holding.refuse_unmet(change.schema)
-            yield holding.batch(batch)
+            yield made(batch)
 
     # -- what is the same for everybody -------------------------------------------------------------------------------
 
@@ -176,13 +191,13 @@ class HeldLog:
 class _HeldState:
     """See ``cdc.log.contract.TopicState``."""
 
-    def __init__(self, state: TopicState, holding: Holding) -> None:
+    def __init__(self, state: TopicState, made: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
         self._state = state
-        self._holding = holding
+        self._made = made
 
     @property
     def cut(self) -> Position:
         return self._state.cut
 
     def batches(self, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
-        return map(self._holding.batch, self._state.batches(after, upto))
+        return map(self._made, self._state.batches(after, upto))

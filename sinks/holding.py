@@ -203,6 +203,16 @@ def failures_of(batch: pa.RecordBatch) -> Mapping[int, str]:
     return {} if found is None else dict(zip(found.rows.tolist(), found.texts.to_pylist(), strict=True))
 
 
+def failures_as_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same batch, in which a row that an expression has no value of is a row, and no DELETE; ``failures_of`` still names it."""
+    failures = failures_of(batch)
+    if not failures:
+        return batch
+    ops = batch.column(OP).to_numpy().copy()
+    ops[list(failures)] = int(Op.READ)
+    return batch.set_column(_AT_OP, batch.schema.field(_AT_OP), pa.array(ops))
+
+
 def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
     """The share of the topic that the store is to hold, by the names that its columns have in ``schema``. Of several patterns the last that matches and says
     anything decides; new names add up."""

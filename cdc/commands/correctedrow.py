@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from cdc.errors import ConfigError
-from cdc.model.structure import ArrayOf, Scalar, ScalarType
+from cdc.model.structure import Scalar, ScalarType
 from cdc.model.topic import TopicField, TopicSchema
 
 _JSON: Final = (Scalar(ScalarType.JSON), Scalar(ScalarType.JSONB))
@@ -82,9 +82,7 @@ def _expected(text: str, at: int, what: str) -> int:
 
 def _spelled(value: Any, written: str, field: TopicField) -> str | None:
     """None where the field's type has no such value."""
-    from sinks.render.fromtext import spelled
-    from sinks.render.literals import check
-    from sinks.render.pgtext import array_elements
+    from sinks.render.correction import checked
 
     if isinstance(value, str) and written.startswith('"'):
         text = value
@@ -92,14 +90,4 @@ def _spelled(value: Any, written: str, field: TopicField) -> str | None:
         text = "t" if value else "f"
     else:
         text = written
-    if "\0" in text:
-        return None
-    try:
-        text.encode()  # half a surrogate pair is no text, either
-        if field.structure in _JSON:
-            check(text)
-        elif isinstance(field.structure, ArrayOf):
-            array_elements(text, field.structure.delimiter)
-    except (ValueError, RecursionError):
-        return None
-    return spelled(text, field)
+    return checked(text, field)

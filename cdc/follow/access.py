@@ -13,6 +13,7 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import HeadwaterError, LogReplaced, Stopped, StopState, StoreError
 from cdc.follow.apply import StoreWriter
 from cdc.follow.letters import Deciding
+from cdc.follow.rebuild import Rebuilding
 from cdc.follow.reporter import Show, written
 from cdc.log.contract import COMES_WITH_CAPTURE, selected
 from cdc.model.position import Cut
@@ -66,9 +67,8 @@ class Opening:
         reader: HeldLog,
         run_dir: Path,
         ports: Ports,
-        rebuild: Callable[[Sink, int], object],
+        rebuilding: Rebuilding,
     ) -> None:
-        """``rebuild``: builds the sink's store again from the log, as the writer of this epoch."""
         self.number = 0
         """Rises each time that the store is opened: what others knew of it before no longer counts."""
         self._store = store
@@ -77,7 +77,7 @@ class Opening:
         self._reader = reader
         self._run_dir = run_dir
         self._ports = ports
-        self._rebuild = rebuild
+        self._rebuilding = rebuilding
         self._lease: StoreLease | None = None
         self._outdone = False
         """A later writer was met under this lease."""
@@ -100,7 +100,7 @@ class Opening:
 
     def decide_letters(self, applied: Cut) -> None:
         """Carries out what operators have asked about dead letters. Raises StoreError."""
-        if self._box is not None and Deciding(self.sink, self._box, self._reader, applied, self._options.tables).all_asked(
+        if self._box is not None and Deciding(self.sink, self._box, self._reader, applied, self._options.tables).carry_out(
             self._run_dir
         ):
             self.number += 1  # so that workers read them again
@@ -156,7 +156,7 @@ class Opening:
         asked = rebuilds.requested(self._run_dir, self._store)
         self._reader.forget()
         if asked is not None:
-            self._above_others(lambda: self._rebuild(self.sink, self.epoch))
+            self._above_others(lambda: self._rebuilding.carry_out(self.sink, self.epoch))
             crashpoint("rebuild.written")
             self._reader.forget()
         applied = self._above_others(lambda: self.sink.open(self._reader, self.epoch))
@@ -168,6 +168,7 @@ class Opening:
         self._settle()
         if asked is not None:
             crashpoint("rebuild.opened")
+            self._rebuilding.name_failed(self.sink)
             rebuilds.carried_out(self._run_dir, self._store)
             crashpoint("rebuild.done")
         self.number += 1

@@ -21,7 +21,8 @@ from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
 from sinks.barrier import RowsBefore, rows_before_change
 from sinks.contract import DeadLetter, Outcome, Sink
-from sinks.deadletters import Letter, Letters, LetterState, as_deletes, box_of, last_of_keys
+from sinks.deadletters import LETTERS_MAX, Letter, LetterBox, Letters, LetterState, as_deletes, box_of, last_of_keys
+from sinks.holding import failures_of
 from sinks.reshape import conformed, rekeyed
 
 
@@ -38,17 +39,9 @@ def recorded(sink: Sink, changes: pa.RecordBatch, failures: Mapping[int, str]) -
         return tuple(found)
     box = box_of(sink)
     if box is None:
-        raise _kept_by_none(sink.name, found[0])
-    places = box.places(changes)
-    if places.null_count:
-        return ()  # the table is set aside as a whole
-    last, now = set(last_of_keys(places, rows)), time.time()
+        raise kept_by_none(sink.name, found[0])
+    letters = _letters(box, changes, dict(zip(rows, found, strict=True)))
     known = Letters(sink.name, box.letters())
-    letters = [
-        Letter(topic, one.position, one.reason, places[row].as_py(), now, failed=True)
-        for row, one in zip(rows, found, strict=True)
-        if row in last
-    ]
     fresh = known.refused(letters)
     fitting = known.fitting(fresh)
     box.keep(fitting)
@@ -59,6 +52,31 @@ def recorded(sink: Sink, changes: pa.RecordBatch, failures: Mapping[int, str]) -
     if older:
         box.forget(older)
     return tuple(one.as_outcome() for one in letters)
+
+
+def named_again(sink: Sink, changes: pa.RecordBatch) -> None:
+    """Records the letters of these changes, each the last one of its row: the store was built again without the rows that fail."""
+    box, shape = box_of(sink), sink.shape(topic_schema(changes.schema).topic)
+    assert box is not None
+    assert shape is not None
+    positions = changes.column(POSITION)
+    found = {
+        row: DeadLetter(shape.schema.topic, Position(positions[row].as_py()), why) for row, why in failures_of(changes).items()
+    }
+    box.keep(_letters(box, conformed(changes, shape.schema), found))
+
+
+def _letters(box: LetterBox, changes: pa.RecordBatch, found: Mapping[int, DeadLetter]) -> list[Letter]:
+    """Those of rows that no later row of the batch replaces. ``found``: by row."""
+    places = box.places(changes)
+    if places.null_count:
+        return []  # the table is set aside as a whole
+    last, now = set(last_of_keys(places, sorted(found))), time.time()
+    return [
+        Letter(one.table, one.position, one.reason, places[row].as_py(), now, failed=True)
+        for row, one in sorted(found.items())
+        if row in last
+    ]
 
 
 def carried(sink: Sink, log: LogReader, held: TopicSchema | None, change: TopicChange) -> None:
@@ -87,10 +105,20 @@ def counted_apart(outcome: Outcome, dead: tuple[DeadLetter, ...]) -> Outcome:
     return Outcome(outcome.written - written, outcome.stale - (len(dead) - written), outcome.dead + dead)
 
 
-def _kept_by_none(store: str, first: DeadLetter) -> StoreError:
+def kept_by_none(store: str, first: DeadLetter) -> StoreError:
+    """The error of a store that keeps no letters."""
+    return _refused(store, f"cannot hold the change {first.table}@{first.position} and keeps no dead letters: {first.reason}")
+
+
+def too_many(store: str, first: DeadLetter) -> StoreError:
+    """The error of a store that cannot be built of the rows that there are."""
+    return _refused(store, f"cannot hold {first.table}@{first.position} and more than {LETTERS_MAX} other rows: {first.reason}")
+
+
+def _refused(store: str, why: str) -> StoreError:
     resume = f"cdc resume {StopState.STORE_REFUSES}:follow-{store} --rebuild"
     return StoreError(
-        f"store {store} cannot hold the change {first.table}@{first.position} and keeps no dead letters: {first.reason}",
+        f"store {store} {why}",
         retryable=False,
         hint=f"write the expression so that it has a value of every row, with nullif or CASE; then {resume}",
     )

@@ -97,7 +97,7 @@ class Follower:
         rules = Rules(store, options, contracts or {}, approved(run_dir, store))
         self._ranges = Ranges(options, reader, rules, ports.clock)
         rebuilding = Rebuilding(rules, reader, stop, self._reporter.rebuilding)
-        self._opening = Opening(store, options, log_dir, reader, run_dir, ports, rebuilding.carry_out)
+        self._opening = Opening(store, options, log_dir, reader, run_dir, ports, rebuilding)
         self._clock = ports.clock
         self._stop = stop
         self._lock = threading.RLock()

@@ -25,8 +25,10 @@ from cdc.model.topic import TopicField, TopicSchema
 from cdc.state import letterrequests
 from cdc.state.letterrequests import LetterAnswer, LetterRequest, Verb
 from sinks.contract import Sink, audit_schema
-from sinks.deadletters import Letter, LetterBox, LetterState, as_deletes
+from sinks.deadletters import CORRECTION_BYTES_MAX, Letter, LetterBox, LetterState, as_deletes
+from sinks.formula import is_named
 from sinks.holding import failures_of
+from sinks.render.correction import checked
 from sinks.render.rowtext import row_text
 from sinks.reshape import conformed, reshaped
 
@@ -34,6 +36,8 @@ NAMELESS = (
     "it was set aside by an earlier version, which did not note its key: nobody can say whether the row has changed since; "
     "drop forgets it, and building the store again (--rebuild) says whether the row can be held"
 )
+SPENT_S = 2.0
+"""After so long the requests that are left wait until other rows have been written."""
 GONE = "it is not a dead letter any more: the store holds a later change of the row, or this one"
 
 
@@ -48,15 +52,17 @@ class Deciding:
     tables: tuple[str, ...] = ("*",)
     """The patterns of those that the store follows."""
 
-    def all_asked(self, run_dir: Path) -> bool:
-        """Carries out every request that waits. Returns whether there was one. Raises StoreError."""
-        store = self.sink.name
+    def carry_out(self, run_dir: Path) -> bool:
+        """Carries out the requests that wait, or the first of them. Returns whether there was one. Raises StoreError."""
+        store, until = self.sink.name, time.monotonic() + SPENT_S
         names = letterrequests.asked(run_dir, store)
         for name in names:
             request = letterrequests.request(run_dir, store, name)
             if request is not None:
                 answers = tuple(self.answers(request))
                 letterrequests.answer(run_dir, store, name, answers)
+            if time.monotonic() >= until:
+                break
         return bool(names)
 
     def answers(self, request: LetterRequest) -> Iterator[LetterAnswer]:
@@ -120,7 +126,15 @@ class Deciding:
         for name, value in request.values.items():
             if (field := _meant(schema, name, request.numbers.get(name, 0))) is None:
                 return f"the store has no column {name} of {letter.table}, or it is in the key"
+            if value is not None and checked(value, field) is None:
+                return f"what is given for {name} is not a value of its type, {field.type_name or field.type}"
             values[field.name] = value
+        if sum(len(value.encode()) for value in values.values() if value is not None) > CORRECTION_BYTES_MAX:
+            return f"a correction may have {CORRECTION_BYTES_MAX} bytes: it is kept with the letter"
+        failure = self._failure(letter) or ""
+        for field in schema.fields:
+            if field.computed and is_named(field.column_name, failure) and field.name not in values:
+                return f"{failure}: give {field.column_name} a value, too"
         letter, refused = self._put(letter, corrected(row, schema, values))
         if refused is None:
             self.box.keep([_decided(replace(letter, values=values), LetterState.EDITED, request.by)])

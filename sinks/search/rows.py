@@ -15,7 +15,7 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
-from sinks.deadletters import Letter, check_share, last_of_keys
+from sinks.deadletters import Letter, LetterState, check_share, last_of_keys
 from sinks.render.jsonrows import Texts
 from sinks.retry import Fate
 from sinks.search import bulk
@@ -104,7 +104,8 @@ class Rows:
         edited_stay: bool = False,
     ) -> tuple[Letter, ...]:
         """Records the rows that the index can never hold, but for those that a later row of the batch replaces. ``positions``: of their
-        changes in the log; ``ids``: gives the documents' ids; ``edited_stay``: see ``Letters.refused``."""
+        changes in the log; ``ids``: gives the documents' ids; ``edited_stay``: see ``Letters.refused``. Raises StoreError when they are too large a
+        share of the batch, not counting those that an operator has accepted."""
         dead = np.sort(verdicts.of(Fate.DEAD)).tolist()
         if not dead:
             return ()
@@ -112,11 +113,13 @@ class Rows:
         found = [
             Letter(schema.topic, Position(int(positions[row])), verdicts.reasons[row], named[row].as_py(), now) for row in dead
         ]
-        outcomes = [one.as_outcome() for one in found]
-        check_share(self._cluster.store, outcomes, len(positions), share_max=self._dead_share_max, rows_min=DEAD_ROWS_MIN)
         last = set(last_of_keys(named, dead))
         letters = tuple(letter for row, letter in zip(dead, found, strict=True) if row in last)
         self.letters.set_aside(letters, edited_stay=edited_stay)
+        # Once they are there: an operator who cannot change the index accepts them.
+        known = self.letters.known.by_id
+        undecided = [one.as_outcome() for one in letters if known[one.id].state is not LetterState.ACCEPTED]
+        check_share(self._cluster.store, undecided, len(positions), share_max=self._dead_share_max, rows_min=DEAD_ROWS_MIN)
         return letters
 
     def _attempt(self, place: Place, body: Texts, rows: bulk.Rows, positions: Positions) -> bulk.Verdicts:

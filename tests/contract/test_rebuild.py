@@ -44,10 +44,12 @@ def rebuild(lab: Lab, **options: Any) -> Sink:
     lab.epoch += 1
     given = sink._options if hasattr(sink, "_options") else sink.options  # type: ignore[attr-defined]
     reader = HeldLog(lab.log.reader(), lab.name, given)
-    Rebuilding(Rules(lab.name, given), reader, threading.Event(), lambda: None).carry_out(sink, lab.epoch)
+    rebuilding = Rebuilding(Rules(lab.name, given), reader, threading.Event(), lambda: None)
+    rebuilding.carry_out(sink, lab.epoch)
     reader.forget()
     assert sink.open(reader, lab.epoch) == lab.log.head
     reader.settle(sink)
+    rebuilding.name_failed(sink)
     return sink
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,15 +13,23 @@ import pytest
 
 from cdc.embedded.opensearch import OpenSearch
 from cdc.errors import ConfigError, StoreError
+from cdc.follow import apply as applying
+from cdc.follow.rules import Rules
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import Op
 from cdc.model.pgtypes import INT4, INT8
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
+from cdc.replay.rows import SLICES
+from sinks import make_sink, options_model
 from sinks.contract import Outcome
+from sinks.deadletters import box_of
+from sinks.heldlog import HeldLog
 from sinks.search import bulk
 from sinks.search.sink import Options, SearchSink
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, batch, order, schema, upserts
+from tests.integration.spark.traffic import Traffic
 from tests.logs import LooseLog
 
 CANARY = "canary-value"
@@ -384,3 +394,35 @@ def test_a_row_larger_than_the_cluster_can_take_does_not_hold_up_the_others(open
     # A part that a busy node turned away may have been written all the same, and is then stale when it is sent again.
     assert (outcome.written + outcome.stale, [letter.position for letter in outcome.dead]) == (2, [2])
     assert "larger than" in outcome.dead[0].reason
+
+
+def test_two_workers_leave_the_letters_that_one_writer_would(opensearch: OpenSearch, tmp_path: Path, seed: int) -> None:
+    """Each takes a piece of the range, the later one first, and knows nothing of what the other sets aside."""
+    said = {"mapping": {"customer_id": {"type": "integer", "ignore_malformed": False}}, "computed": {"share": "100 / customer_id"}}
+    given = {"kind": "opensearch", "url": opensearch.url, "workers_from_rows": 1, "tables": {"public.orders": said}}
+    options = options_model("opensearch").model_validate(given)
+    refused, divided = str(2**40), "0"
+    customers = [[refused, divided, refused, divided, "7", "7", "7"], ["7", "7", refused, divided, refused, divided, "7"]]
+    traffic = Traffic(tmp_path / "log", seed)
+    for piece, found in enumerate(customers):
+        rows = [(Op.UPDATE, 7 * piece + key, order(key, customer_id=one)) for key, one in enumerate(found, 1)]
+        cut = traffic.append(batch(ORDERS, rows), 10 * piece + 10)
+    with closing(HeldLog(EmbeddedLogReader(traffic.folder), "search", options)) as log:
+        store = make_sink("search", options)
+        store.open(log, 1)
+        log.settle(store)
+        store.prepare(log.held(TopicSchema.of(ORDERS)))
+        for after in (7, 0):
+            applying._WORKERS.clear()
+            part = pa.RecordBatch.from_pylist([{"topic": "public.orders", "after": after, "upto": after + 7, "rows": 7}], SLICES)
+            work = applying.on_workers(Rules("search", options), applying.StoreWriter(traffic.folder, 1, 1))
+            applying.outcome_of(pa.Table.from_batches(work(iter([part]))))
+        applying._WORKERS.clear()
+        store.commit(cut)
+        letters = {(one.key, int(one.position), one.failed) for one in box_of(store).letters()}  # type: ignore[union-attr]
+        store.close()
+    traffic.close()
+    assert letters == {("3", 10, False), ("4", 11, True), ("5", 12, False), ("6", 13, True)}
+    opensearch.request("POST", "/public.orders/_refresh")
+    hits = opensearch.request("GET", "/public.orders/_search")["hits"]["hits"]
+    assert sorted(hit["_id"] for hit in hits) == ["1", "2", "7"]

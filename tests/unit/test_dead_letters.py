@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from cdc.audit.deadletters import KnownLetters, without
 from cdc.audit.suspects import Differing
 from cdc.commands.correctedrow import read_values
 from cdc.errors import ConfigError, StoreError
+from cdc.follow import letters
 from cdc.follow.follower import Follower
 from cdc.model.batch import Op
 from cdc.model.position import Position
@@ -21,8 +23,8 @@ from cdc.model.topic import TopicSchema
 from cdc.state import letterrequests, status
 from cdc.state.letterrequests import LetterRequest, Verb
 from cdc.state.strangers import forget
-from sinks import make_sink
-from sinks.deadletters import Letter, LetterState
+from sinks import make_sink, memory
+from sinks.deadletters import CORRECTION_BYTES_MAX, Letter, LetterState
 from sinks.memory import STORES, Options
 from sinks.memoryunits import Store
 from tests.contract.rows import ORDERS, TYPES, batch, order, schema, upserts
@@ -261,3 +263,99 @@ def test_a_letter_of_a_table_that_the_store_follows_no_longer_is_left_alone(tmp_
     (answer,) = letterrequests.taken_answer(tmp_path, "twin", name) or ()
     assert not answer.done
     fewer.close()
+
+
+def test_a_correction_that_no_longer_fits_its_column_is_refused_and_the_store_goes_on(tmp_path: Path, log: LooseLog) -> None:
+    """The command has checked it against the type that the column had when it was asked for."""
+    one = follower(log, tmp_path)
+    caught_up(log, one)
+    name = asked(tmp_path, Verb.EDIT, note="short", customer_id="canary")
+    caught_up(log, one)
+    (answer,) = letterrequests.taken_answer(tmp_path, "twin", name) or ()
+    assert not answer.done
+    assert answer.text == "what is given for customer_id is not a value of its type, int8"
+    assert aside(tmp_path) == [("public.orders", 1, 0, 0)]
+    one.close()
+
+
+def test_a_correction_that_is_too_long_to_be_kept_is_refused(tmp_path: Path, log: LooseLog) -> None:
+    one = follower(log, tmp_path)
+    caught_up(log, one)
+    name = asked(tmp_path, Verb.EDIT, note='"' * (CORRECTION_BYTES_MAX + 1))
+    caught_up(log, one)
+    (answer,) = letterrequests.taken_answer(tmp_path, "twin", name) or ()
+    assert (answer.done, answer.text) == (False, f"a correction may have {CORRECTION_BYTES_MAX} bytes: it is kept with the letter")
+    one.close()
+
+
+def test_changes_go_on_between_requests(tmp_path: Path, log: LooseLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many letters an operator replays, other rows wait no longer than a moment."""
+    monkeypatch.setattr(letters, "SPENT_S", 0.0)
+    one = follower(log, tmp_path)
+    caught_up(log, one)
+    for _ in range(3):
+        asked(tmp_path, Verb.REPLAY)
+    for left in (2, 1, 0):
+        caught_up(log, one)
+        assert len(letterrequests.asked(tmp_path, "twin")) == left
+    one.close()
+
+
+class Killed(BaseException):
+    """As by kill -9: nothing behind it is done."""
+
+
+@pytest.mark.parametrize("verb", list(Verb))
+def test_killed_between_any_two_steps_it_comes_to_the_same(
+    tmp_path: Path, log: LooseLog, monkeypatch: pytest.MonkeyPatch, verb: Verb
+) -> None:
+    """The corrected row is dropped, corrected once more, or, now that the store has room, tried again."""
+
+    def stands() -> tuple[object, ...]:
+        (row,) = [row for key, (_, row) in STORES["twin"].rows["public.orders"].items() if key == "2"] or [None]
+        return row and row["note"], [(one.state, dict(one.values)) for one in make_sink("twin", OPTIONS).letters()]  # type: ignore[attr-defined]
+
+    def decided(folder: Path, steps: int) -> bool:
+        """Whether it was killed, behind so many steps."""
+        STORES["twin"] = Store()
+        one = follower(log, folder)
+        caught_up(log, one)
+        asked(folder, Verb.EDIT, note="short")
+        caught_up(log, one)
+        asked(folder, verb, **({"note": "other"} if verb is Verb.EDIT else {}))
+        left = [steps]
+
+        def counted(real: Callable[..., object]) -> Callable[..., object]:
+            def step(*given: object) -> object:
+                found = real(*given)
+                left[0] -= 1
+                if not left[0]:
+                    raise Killed
+                return found
+
+            return step
+
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "fits", lambda *_: True)
+            for name in ("keep", "put", "forget"):
+                patch.setattr(memory.MemorySink, name, counted(getattr(memory.MemorySink, name)))
+            patch.setattr(letterrequests, "answer", counted(letterrequests.answer))
+            try:
+                caught_up(log, one)
+            except Killed:
+                pass
+            one.close()
+            last = follower(log, folder)
+            caught_up(log, last)
+            last.close()
+        assert letterrequests.asked(folder, "twin") == []
+        return left[0] <= 0
+
+    assert not decided(tmp_path / "unharmed", 100)
+    expected = stands()
+    assert expected[0] == {Verb.EDIT: "other", Verb.DROP: None, Verb.REPLAY: "x" * 1000}[verb]
+    steps = 1
+    while decided(tmp_path / str(steps), steps):
+        assert stands() == expected, f"after step {steps}"
+        steps += 1
+    assert steps > 3
