@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from cdc.model.lineage import Mark
+from cdc.model.position import Cut
 from sinks.contract import Sink
 
 HELD_AT_MOST_S: Final = 10.0
@@ -52,8 +53,9 @@ class Generations(Protocol):
         """An unopened sink for this generation alone, whether readers see it or not. Whatever it does, it leaves what readers see as it is."""
         ...
 
-    def hold(self) -> None:
-        """Nobody commits anything to the live generation from now on. Raises StoreError (retryable) when it is held already."""
+    def hold(self) -> Cut:
+        """Nobody commits anything to the live generation from now on. Returns the last cut that anybody has committed to it. Raises StoreError (retryable)
+        when it is held already."""
         ...
 
     def release(self) -> None:

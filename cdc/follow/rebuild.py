@@ -22,7 +22,7 @@ from cdc.follow.rules import Rules, SchemaPause
 from cdc.log.contract import selected
 from cdc.model.batch import POSITION, last_position, topic_schema
 from cdc.model.evolution import Kind
-from cdc.model.position import START, Position
+from cdc.model.position import START, Cut, Position
 from sinks.contract import CameRows, Outcome, Shape, Sink, TopicAsOf
 from sinks.heldlog import HeldLog
 from sinks.past import Defined, definitions, live_rows
@@ -43,11 +43,15 @@ class Rebuilding:
     def carry_out(self, sink: Sink, epoch: int) -> Outcome:
         """Builds it as of the log's head. Raises ChangeWaits, ConfigError before anything was touched; StoreError, Stopped, EpochPassed."""
         self.began()
-        self.reader.check()
         cut = self.reader.head()
+        return sink.rebuild(self.reader, epoch, cut, self.topics(cut))
+
+    def topics(self, cut: Cut) -> list[TopicAsOf]:
+        """What the store holds of each topic that has followed the log up to the cut. Raises ChangeWaits, ConfigError, Stopped."""
+        self.reader.check()
         topics = selected(self.reader, self.rules.options.tables)
         found = [self._as_of(topic.name, cut.position) for topic in topics if topic.first and topic.first <= cut.position]
-        return sink.rebuild(self.reader, epoch, cut, [one for one in found if one is not None])
+        return [one for one in found if one is not None]
 
     def _as_of(self, topic: str, upto: Position) -> TopicAsOf | None:
         found = definitions(self.reader, topic, upto, go_on=self._go_on)
