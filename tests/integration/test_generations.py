@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -200,10 +201,15 @@ def until(true: Callable[[], bool]) -> None:
 def test_readers_see_a_whole_index_all_the_time_while_a_service_runs(
     postgres: Database, opensearch: OpenSearch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`cdc bootstrap` beside capture, a follower, traffic and a reader; then `cdc generations`, `cdc rollback`, and one that is dropped."""
+    """The commands of docs/stores.md, one after the other, beside capture, a follower, traffic and a reader."""
+    page = (Path(__file__).parents[2] / "docs" / "stores.md").read_text()
+    documented = re.findall(r"^cdc ((?:bootstrap|generations|rollback) search.*)$", page, re.MULTILINE)
+    assert len(documented) == 4
+    bootstrap, generations, rollback, drop = (line.split() for line in documented)
     rows = 3000
-    postgres.execute("create table t (id int primary key, a text)")
-    postgres.execute(f"insert into t select i, 'row ' || i from generate_series(1, {rows}) i")
+    database = postgres.connect()
+    database.execute("create table t (id int primary key, a text)")
+    database.execute(f"insert into t select i, 'row ' || i from generate_series(1, {rows}) i")
     settings = settings_of(
         postgres, tmp_path, {"search": {"kind": "opensearch", "url": opensearch.url, "refresh_interval": "100ms"}}
     )
@@ -231,7 +237,7 @@ def test_readers_see_a_whole_index_all_the_time_while_a_service_runs(
 
     def change() -> None:
         written[0] += 1
-        postgres.execute(f"update t set a = 'changed {written[0]}' where id = {written[0] % rows + 1}")
+        database.execute(f"update t set a = 'changed {written[0]}' where id = {written[0] % rows + 1}")
         time.sleep(0.02)
 
     def read() -> None:
@@ -241,7 +247,7 @@ def test_readers_see_a_whole_index_all_the_time_while_a_service_runs(
     with service(settings):
         until(lambda: opensearch.request("GET", "/_cat/aliases/public.t?format=json") != [] and count() == rows)
         with repeated(change) as change_failed, repeated(read) as read_failed:
-            done = cdc("bootstrap", "search")
+            done = cdc(*bootstrap)
             time.sleep(1)
         assert (change_failed, read_failed) == ([], [])
         assert (done["generation"], done["swapped"], done["rows"]) == (2, True, rows)
@@ -249,14 +255,14 @@ def test_readers_see_a_whole_index_all_the_time_while_a_service_runs(
         last = written[0] % rows + 1
         until(lambda: there(last, f"changed {written[0]}"))
         with repeated(read) as read_failed:
-            back = cdc("rollback", "search")
+            back = cdc(*rollback)
             assert (back["generation"], back["former"]) == (1, 2)
-            postgres.execute("update t set a = 'at last' where id = 7")
+            database.execute("update t set a = 'at last' where id = 7")
             until(lambda: there(7, "at last") and there(last, f"changed {written[0]}"))
         assert read_failed == []
-        listed = {one["number"]: one for one in cdc("generations", "search")["generations"]}
+        listed = {one["number"]: one for one in cdc(*generations)["generations"]}
         assert {number: one["state"] for number, one in listed.items()} == {1: "live", 2: "kept"}
         assert listed[2]["rows"] == rows
         assert listed[2]["bytes"] > 0
-        assert [one["number"] for one in cdc("generations", "search", "--drop", "2")["generations"]] == [1]
+        assert [one["number"] for one in cdc(*drop)["generations"]] == [1]
         assert cdc("audit", "search")["equal"]
