@@ -54,8 +54,8 @@ class Generations(Protocol):
         ...
 
     def hold(self) -> Cut:
-        """Nobody commits anything to the live generation from now on. Returns the last cut that anybody has committed to it. Raises StoreError (retryable)
-        when it is held already."""
+        """Nobody commits anything to the live generation from now on. Returns the last cut that anybody has committed to it. Only one process at a time may
+        ask: what another one holds is taken for forgotten. Raises StoreError."""
         ...
 
     def release(self) -> None:

@@ -24,6 +24,7 @@ def generations(
 ) -> None:
     """List a store's generations: which is live, how far each is, its rows and its size."""
     settings = invocation(context).settings()
+    from cdc.generations.alone import alone
     from sinks import generations_of
 
     with closing(open_log(settings)) as log, closing(generations_of(name, store_options(settings, name))) as held:
@@ -31,7 +32,8 @@ def generations(
         if drop is not None:
             if all(one.number != drop for one in found):
                 raise ConfigError(f"store {name} has no generation {drop}", hint=f"cdc generations {name}")
-            held.drop(drop)
+            with alone(settings.log.dir, name):
+                held.drop(drop)
             found = held.all()
         head = log.head()
     if as_json:

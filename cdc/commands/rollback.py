@@ -23,11 +23,12 @@ def rollback(
     """Show a store's readers the generation again that they saw before, at once; the follower then brings it up to the log."""
     settings = invocation(context).settings()
     options = store_options(settings, name)
+    from cdc.generations.alone import alone
     from cdc.generations.rollback import roll_back
     from sinks import generations_of
     from sinks.heldlog import HeldLog
 
-    with closing(open_log(settings)) as log, closing(generations_of(name, options)) as generations:
+    with closing(open_log(settings)) as log, closing(generations_of(name, options)) as generations, alone(settings.log.dir, name):
         done = roll_back(name, generations, HeldLog(log, name, options), to)
     if as_json:
         print_json(

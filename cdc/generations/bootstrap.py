@@ -15,23 +15,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from cdc.clock import MACHINE
 from cdc.crashpoint import crashpoint
-from cdc.errors import ConfigError, HeadwaterError, StoreError
+from cdc.errors import ConfigError, StoreError
 from cdc.follow.apply import StoreWriter
 from cdc.follow.ranges import ChangeWaits, Opened, Ranges
 from cdc.follow.rebuild import Rebuilding
 from cdc.follow.rules import Rules
+from cdc.generations.alone import alone
 from cdc.generations.comparison import TableComparison, compare
 from cdc.log.contract import COMES_WITH_CAPTURE, selected
 from cdc.model.position import Cut
 from cdc.settings.models import StoreOptions
-from cdc.state.lease import Lease, LeaseHeld
 from sinks.contract import CameRows, Sink, TopicAsOf
 from sinks.generations import Generation, Generations, GenerationState
 from sinks.heldlog import HeldLog
@@ -89,7 +89,9 @@ class Bootstrap:
         """Raises ConfigError where the store has no live generation yet, HeadwaterError when another process builds one, Stopped where a change of definition waits
         for an operator, StoreError."""
         began = time.monotonic()
-        with self._alone():
+        if self.reader.lineage() is None:
+            raise StoreError(f"there is no log in {self.log_dir} yet", retryable=True, hint=COMES_WITH_CAPTURE)
+        with alone(self.log_dir, self.name):
             live, number = self._numbers(self.generations.all())
             with closing(self.generations.sink(number)) as sink:
                 try:
@@ -101,19 +103,6 @@ class Bootstrap:
                     raise waits.pause.stopped from None
         rows = sum(table.rows for table in tables)
         return Bootstrapped(number, live, equal, cut, rows, time.monotonic() - began, tables)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        if self.reader.lineage() is None:
-            raise StoreError(f"there is no log in {self.log_dir} yet", retryable=True, hint=COMES_WITH_CAPTURE)
-        try:
-            lease = Lease(self.log_dir, f"{self.name}@next")
-        except LeaseHeld:
-            raise HeadwaterError(
-                f"another process builds a generation of store {self.name}", hint=f"cdc generations {self.name}"
-            ) from None
-        with closing(lease):
-            yield
 
     def _numbers(self, there: Sequence[Generation]) -> tuple[int, int]:
         """The live generation's, and that of the one to build, which may have been begun before."""

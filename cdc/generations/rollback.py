@@ -23,7 +23,7 @@ class RolledBack:
 
 
 def roll_back(name: str, generations: Generations, reader: HeldLog, number: int | None = None) -> RolledBack:
-    """``number``: which; by default the newest that is kept. Raises ConfigError where there is none such, Stopped where the log cannot bring it on any more
+    """``number``: which; by default the newest that is kept. To be done ``alone``. Raises ConfigError where there is none such, Stopped where the log cannot bring it on any more
     (nothing has changed then), StoreError."""
     there = generations.all()
     live = next((one.number for one in there if one.state is GenerationState.LIVE), None)

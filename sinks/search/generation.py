@@ -101,10 +101,13 @@ def change_aliases(cluster: Cluster, doing: str, actions: Sequence[Mapping[str, 
     """All of these actions, or none. Raises StoreError (retryable) when an alias is not where it must be."""
     answer = cluster.send("POST", "/_aliases", {"actions": list(actions)})
     if answer.status == 404 and answer.error_type == "aliases_not_found_exception":
-        raise replaced(cluster.store)
+        raise Replaced(cluster.store)
     if answer.status >= 400:
         raise cluster.error(doing, answer)
 
 
-def replaced(store: str) -> StoreError:
-    return StoreError(f"store {store}: this generation is no longer the live one, or is being replaced", retryable=True)
+class Replaced(StoreError):
+    """The generation is not the live one, or not held as it was: somebody has put another in its place meanwhile."""
+
+    def __init__(self, store: str) -> None:
+        super().__init__(f"store {store}: this generation is no longer the live one, or is being replaced", retryable=True)

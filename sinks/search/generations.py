@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from cdc.crashpoint import crashpoint
@@ -14,7 +14,7 @@ from cdc.model.position import ZERO_CUT, Cut
 from sinks.generations import Generation
 from sinks.render.choices import Choices
 from sinks.search import fields
-from sinks.search.generation import GenerationNames, Shown, change_aliases, moved, replaced
+from sinks.search.generation import GenerationNames, Replaced, Shown, change_aliases, moved
 from sinks.search.indices import LIVING, Found, by_alias, searched, searching
 from sinks.search.ledger import SearchLedger
 from sinks.search.options import Options
@@ -59,10 +59,12 @@ class SearchGenerations:
         return SearchSink(self.name, self._options, generation=number)
 
     def hold(self) -> Cut:
-        found = self._register.all()
-        live = next((one.names for one in found if one.live), None)
-        if live is None or any(one.leaving is not None for one in found):
-            raise replaced(self.name)
+        held = next((one for one in self._register.all() if one.leaving is not None), None)
+        if held is not None:  # by a process that is gone
+            self._register.let_go(held)
+        live = next((one.names for one in self._register.all() if one.live), None)
+        if live is None:
+            raise Replaced(self.name)
         alias = f"{live.leaving}{uuid.uuid4().hex[:16]}"
         # Without its alias nothing is written to the ledger; whoever would give it back finds that the generation is not live.
         writers = SearchLedger(self._cluster, Shown(live)).document.alias
@@ -78,7 +80,8 @@ class SearchGenerations:
         if self._held is not None:
             live, alias = self._held
             self._held = None
-            change_aliases(self._cluster, "going on with the live generation", self._replaced(live, alias, live.live))
+            with suppress(Replaced):  # somebody has waited long enough
+                change_aliases(self._cluster, "going on with the live generation", self._replaced(live, alias, live.live))
 
     def swap(self, number: int) -> None:
         if self._held is None:
