@@ -177,15 +177,16 @@ class Bootstrap:
 
     def _compared(self, sink: Sink, cut: Cut) -> tuple[TableComparison, ...]:
         sink.make_visible()
-        topics = self._rebuilding.topics(cut)
-        expected, found, rows = sum(topic.rows for topic in selected(self.reader, self.options.tables)), list[TableComparison](), 0
-        self.show(Progress("comparing", 0, expected))
-        for topic in topics:
-            before = rows
-            found.append(
-                compare(sink, topic, lambda scanned, before=before: self.show(Progress("comparing", before + scanned, expected)))
-            )
-            rows += found[-1].rows
+        expected = sum(topic.rows for topic in selected(self.reader, self.options.tables))
+        found, before = list[TableComparison](), 0
+
+        def scanned(rows: int) -> None:
+            self.show(Progress("comparing", before + rows, expected))
+
+        scanned(0)
+        for topic in self._rebuilding.topics(cut):
+            found.append(compare(sink, topic, scanned))
+            before += found[-1].rows
         crashpoint("generations.compared")
         return tuple(found)
 

@@ -21,6 +21,7 @@ from cdc.follow.rules import Rules
 from cdc.generations.bootstrap import Bootstrap, Bootstrapped
 from cdc.generations.rollback import roll_back
 from cdc.model.batch import Op
+from cdc.model.topic import TopicSchema
 from sinks import generations_of
 from sinks.generations import HELD_AT_MOST_S, GenerationState
 from sinks.heldlog import HeldLog
@@ -109,7 +110,9 @@ def test_the_next_generation_takes_the_place_of_the_live_one_and_gives_it_back(s
         shop.sink.applied()
     assert stale.value.retryable
     shop.put(batch(ORDERS, [(Op.UPDATE, 5, order(1, "paid")), (Op.DELETE, 6, order(2))]))
-    apply(shop.sink, shop.log.batches[-1])
+    with pytest.raises(StoreError, match="no longer the live one"):
+        shop.sink.prepare(TopicSchema.of(ORDERS))
+    shop.sink.apply(shop.log.batches[-1])
     with pytest.raises(StoreError):
         shop.sink.commit(shop.log.head)
     assert shop.found() == before, "what it writes without knowing changes nothing of what users find"
