@@ -17,20 +17,24 @@ from cdc.__main__ import main
 from cdc.crashpoint import KILLED
 from cdc.embedded.opensearch import OpenSearch
 from cdc.errors import ConfigError, StoreError
+from cdc.follow.follower import Follower
 from cdc.follow.rules import Rules
 from cdc.generations.bootstrap import Bootstrap, Bootstrapped
 from cdc.generations.rollback import roll_back
+from cdc.log.embedded.writer import EmbeddedLogWriter
+from cdc.log.home import open_reader
 from cdc.model.batch import Op
+from cdc.model.position import Lsn
 from cdc.model.topic import TopicSchema
-from sinks import generations_of
+from cdc.settings.file import load
+from cdc.settings.models import Settings
+from sinks import generations_of, options_model
 from sinks.generations import HELD_AT_MOST_S, GenerationState
 from sinks.heldlog import HeldLog
 from sinks.search.sink import Options, SearchSink
-from tests.conftest import Database
 from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
 from tests.contract.test_marks import apply, pair
 from tests.faults import points
-from tests.integration.pipeline import service, settings_of
 from tests.logs import LooseLog
 
 LONG_S = 300.0
@@ -201,27 +205,20 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def test_readers_see_a_whole_index_all_the_time_while_a_service_runs(
-    postgres: Database, opensearch: OpenSearch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The commands of docs/stores.md, one after the other, beside capture, a follower, traffic and a reader."""
+def test_readers_see_a_whole_index_all_the_time(opensearch: OpenSearch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The commands of docs/stores.md, one after the other, beside the product's follower, traffic and a reader."""
     page = (Path(__file__).parents[2] / "docs" / "stores.md").read_text()
     documented = re.findall(r"^cdc ((?:bootstrap|generations|rollback) search.*)$", page, re.MULTILINE)
     assert len(documented) == 4
     bootstrap, generations, rollback, drop = (line.split() for line in documented)
-    rows = 3000
-    database = postgres.connect()
-    database.execute("create table t (id int primary key, a text)")
-    database.execute(f"insert into t select i, 'row ' || i from generate_series(1, {rows}) i")
-    settings = settings_of(
-        postgres, tmp_path, {"search": {"kind": "opensearch", "url": opensearch.url, "refresh_interval": "100ms"}}
-    )
     config = tmp_path / "cdc.toml"
     config.write_text(
-        f'run_dir = "{settings.run_dir}"\n[source]\ndsn = "{postgres.dsn}"\nslot = "{settings.source.slot}"\n'
-        f'[log]\ndir = "{settings.log.dir}"\n'
+        f'run_dir = "{tmp_path / "run"}"\n[source]\ndsn = "postgresql://nobody@127.0.0.1:1/none"\n[log]\ndir = "{tmp_path / "log"}"\n'
         f'[stores.search]\nkind = "opensearch"\nurl = "{opensearch.url}"\nrefresh_interval = "100ms"\n'
     )
+    settings = load(config, options_model)
+    rows, position = 500, 500
+    last: dict[int, str] = {}
 
     def cdc(*arguments: str) -> Any:
         code = main(["--config", str(config), *arguments, "--json"])
@@ -229,43 +226,71 @@ def test_readers_see_a_whole_index_all_the_time_while_a_service_runs(
         assert code == 0, printed.err
         return json.loads(printed.out.splitlines()[-1])
 
-    def count() -> int:
-        return int(opensearch.request("GET", "/public.t/_count")["count"])
-
-    def there(number: int, text: str) -> bool:
-        hits = opensearch.request("POST", "/public.t/_search", {"query": {"ids": {"values": [str(number)]}}})["hits"]["hits"]
-        return [hit["_source"]["a"] for hit in hits] == [text]
-
-    written = [0]
-
     def change() -> None:
-        written[0] += 1
-        database.execute(f"update t set a = 'changed {written[0]}' where id = {written[0] % rows + 1}")
+        nonlocal position
+        position += 1
+        key = position % rows + 1
+        last[key] = f"changed at {position}"
+        writer.append(batch(ORDERS, [(Op.UPDATE, position, order(key, last[key]))]))
+        writer.commit(Lsn(position), position)
         time.sleep(0.02)
 
     def read() -> None:
-        assert count() == rows
+        assert opensearch.request("GET", "/public.orders/_count")["count"] == rows
         time.sleep(0.02)
 
-    with service(settings):
-        until(lambda: opensearch.request("GET", "/_cat/aliases/public.t?format=json") != [] and count() == rows)
-        with repeated(change) as change_failed, repeated(read) as read_failed:
-            done = cdc(*bootstrap)
-            time.sleep(1)
-        assert (change_failed, read_failed) == ([], [])
-        assert (done["generation"], done["swapped"], done["rows"]) == (2, True, rows)
-        assert written[0] > 1
-        last = written[0] % rows + 1
-        until(lambda: there(last, f"changed {written[0]}"))
-        with repeated(read) as read_failed:
-            back = cdc(*rollback)
-            assert (back["generation"], back["former"]) == (1, 2)
-            database.execute("update t set a = 'at last' where id = 7")
-            until(lambda: there(7, "at last") and there(last, f"changed {written[0]}"))
-        assert read_failed == []
-        listed = {one["number"]: one for one in cdc(*generations)["generations"]}
-        assert {number: one["state"] for number, one in listed.items()} == {1: "live", 2: "kept"}
-        assert listed[2]["rows"] == rows
-        assert listed[2]["bytes"] > 0
-        assert [one["number"] for one in cdc(*drop)["generations"]] == [1]
-        assert cdc("audit", "search")["equal"]
+    def shows_all() -> bool:
+        hits = opensearch.request("POST", "/public.orders/_search", {"size": 2 * rows})["hits"]["hits"]
+        found = {int(hit["_id"]): hit["_source"]["status"] for hit in hits}
+        return len(hits) == rows and all(found[key] == status for key, status in last.items())
+
+    with closing(EmbeddedLogWriter(settings.log.dir)) as writer:
+        writer.append(upserts(ORDERS, 1, [order(key) for key in range(1, rows + 1)]))
+        writer.commit(Lsn(rows), rows)
+        with followed(settings):
+            until(lambda: opensearch.request("GET", "/_cat/aliases/public.orders?format=json") != [] and shows_all())
+            with repeated(change) as change_failed, repeated(read) as read_failed:
+                done = cdc(*bootstrap)
+                at_the_swap = position
+                until(lambda: position > at_the_swap + 5)
+            assert (change_failed, read_failed) == ([], [])
+            assert (done["generation"], done["swapped"], done["rows"]) == (2, True, rows)
+            assert done["position"] > rows, "it was built under traffic"
+            until(shows_all)
+            with repeated(read) as read_failed:
+                back = cdc(*rollback)
+                assert (back["generation"], back["former"]) == (1, 2)
+                assert back["behind"] >= 5
+                change()
+                until(shows_all)
+            assert read_failed == []
+            listed = {one["number"]: one for one in cdc(*generations)["generations"]}
+            assert {number: one["state"] for number, one in listed.items()} == {1: "live", 2: "kept"}
+            assert (listed[1]["behind"], listed[2]["rows"]) == (0, rows)
+            assert listed[2]["bytes"] > 0
+            assert [one["number"] for one in cdc(*drop)["generations"]] == [1]
+
+
+@contextmanager
+def followed(settings: Settings) -> Iterator[None]:
+    """As the daemon follows the store, without Spark."""
+    stop = threading.Event()
+
+    def follow() -> None:
+        with closing(open_reader(settings.log.dir)) as reader:
+            follower = Follower("search", settings.stores["search"], settings.log.dir, reader, settings.run_dir, stop)
+            follower.start()
+            while not stop.is_set():
+                head = reader.wait(follower.applied.position, 0.05)
+                if head.position > follower.applied.position:
+                    follower.follow_to(head)
+                follower.idle()
+            follower.close()
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(120)
