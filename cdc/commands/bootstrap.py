@@ -18,7 +18,7 @@ from cdc.terminal import counted, visible
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cdc.generations.bootstrap import Bootstrapped, Progress
+    from cdc.generations.bootstrap import Bootstrapped, BuildProgress
 
 _LINE_EVERY_S: Final = 5.0
 
@@ -86,12 +86,12 @@ def lines(name: str, done: Bootstrapped) -> Iterator[str]:
 
 
 @contextmanager
-def _shown(out: Console, name: str, *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
+def _shown(out: Console, name: str, *, quiet: bool) -> Iterator[Callable[[BuildProgress], None]]:
     """A progress bar on a terminal, a line for each phase and now and then elsewhere."""
     phase, began, told = "", time.monotonic(), 0.0
     with progress_bar(out, name, shown=out.is_terminal and not quiet) as update:
 
-        def show(now: Progress) -> None:
+        def show(now: BuildProgress) -> None:
             nonlocal phase, began, told
             at = time.monotonic()
             new = now.phase != phase

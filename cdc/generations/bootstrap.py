@@ -44,7 +44,7 @@ PASSES_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BuildProgress:
     """The work at this moment. ``expected``: how many rows there are at most; 0 where that is not known."""
 
     phase: str
@@ -77,7 +77,7 @@ class Bootstrap:
     generations: Generations
     rules: Rules
     stop: threading.Event
-    show: Callable[[Progress], None] = lambda _: None
+    show: Callable[[BuildProgress], None] = lambda _: None
     _ranges: Ranges = field(init=False)
     _rebuilding: Rebuilding = field(init=False)
 
@@ -140,11 +140,11 @@ class Bootstrap:
                 for came in topic.rows():
                     yield came
                     written += len(came.rows)
-                    self.show(Progress("building", written, expected))
+                    self.show(BuildProgress("building", written, expected))
 
             return rows
 
-        self.show(Progress("building", 0, expected))
+        self.show(BuildProgress("building", 0, expected))
         topics = [replace(topic, rows=counted(topic)) for topic in self._rebuilding.topics(cut)]
         sink.rebuild(self.reader, BUILDER_EPOCH, cut, topics)
 
@@ -168,7 +168,7 @@ class Bootstrap:
         while cut.position < end.position:
             if self.stop.is_set():
                 raise StoreError(f"store {self.name}: its new generation was not finished", retryable=True)
-            self.show(Progress("catching up", cut.position - begin, end.position - begin))
+            self.show(BuildProgress("catching up", cut.position - begin, end.position - begin))
             taken = self._ranges.take(Opened(sink, StoreWriter(self.log_dir, BUILDER_EPOCH, 1, history)), cut.position, end, None)
             sink.commit(taken.cut)
             self._ranges.committed(taken)
@@ -181,7 +181,7 @@ class Bootstrap:
         found, before = list[TableComparison](), 0
 
         def scanned(rows: int) -> None:
-            self.show(Progress("comparing", before + rows, expected))
+            self.show(BuildProgress("comparing", before + rows, expected))
 
         scanned(0)
         for topic in self._rebuilding.topics(cut):
@@ -192,7 +192,7 @@ class Bootstrap:
 
     def _swapped(self, sink: Sink, number: int, cut: Cut) -> Cut:
         cut = self._caught_up(sink, cut)
-        self.show(Progress("swapping"))
+        self.show(BuildProgress("swapping"))
         last = self.generations.hold()
         try:
             cut = self._followed(sink, cut, last)

@@ -14,12 +14,12 @@ from cdc.model.position import ZERO_CUT, Cut
 from sinks.generations import Generation
 from sinks.render.choices import Choices
 from sinks.search import fields
-from sinks.search.generation import GenerationNames, Replaced, Shown, change_aliases, moved
 from sinks.search.indices import LIVING, Found, by_alias, searched, searching
 from sinks.search.ledger import SearchLedger
 from sinks.search.options import Options
 from sinks.search.parts import Parts, parts_of, remove
 from sinks.search.register import Register, Registered
+from sinks.search.shown import GenerationNames, Replaced, Shown, change_aliases, moved
 from sinks.search.sink import SearchSink
 from sinks.search.wire import Cluster
 

@@ -16,8 +16,8 @@ from cdc.model.topic import TopicSchema
 from sinks.render.jsonrows import DELETED, Style
 from sinks.search import fence, mapping
 from sinks.search.conditional import read
-from sinks.search.generation import Shown, change_aliases
 from sinks.search.names import NUMBERED, Owner, Places, named, owner_of
+from sinks.search.shown import Shown, change_aliases
 from sinks.search.standing import FIELD, MAPPING, IndexCopy, Whole, copy_of, standing_id, whole_of
 from sinks.search.wire import Cluster
 

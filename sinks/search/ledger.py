@@ -2,7 +2,7 @@
 
 A hidden index, ``.headwater-<store>``, with one document (log, history, cut, the writer's epoch), and ``.headwater-<store>@dead``, a
 document per dead letter. The cut is a claim: it counts as far as the indices hold it (``standing``), which are lost and restored apart from
-the ledger. Each generation of the store has its own; an alias on one of them says which is live (``generation``).
+the ledger. Each generation of the store has its own; an alias on one of them says which is live (``shown``).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from cdc.model.lineage import Mark
 from cdc.model.position import Cut, Lsn, Position
 from sinks.search import letters
 from sinks.search.conditional import Change, Guarded, Stand, settle, word
-from sinks.search.generation import Replaced, Shown, change_aliases
 from sinks.search.names import Owner
+from sinks.search.shown import Replaced, Shown, change_aliases
 from sinks.search.wire import Cluster
 
 _ID: Final = "applied"

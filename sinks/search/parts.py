@@ -1,4 +1,4 @@
-"""What one generation of a store is worked on with."""
+"""The parts that one generation of a store is worked on with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from sinks.followedlog import Followed
 from sinks.render.choices import Choices
 from sinks.search.barriers import SearchBarriers
 from sinks.search.documents import Documents
-from sinks.search.generation import Shown
 from sinks.search.indices import Indices
 from sinks.search.ledger import SearchLedger
 from sinks.search.looks import StoreLooks
@@ -19,6 +18,7 @@ from sinks.search.options import Options
 from sinks.search.overview import Overview
 from sinks.search.purge import Purging
 from sinks.search.rows import Rows
+from sinks.search.shown import Shown
 from sinks.search.statements import Statements
 from sinks.search.tables import Tables
 from sinks.search.wire import Cluster

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sinks.generations import GenerationState
-from sinks.search.generation import FIRST, GenerationNames, change_aliases, moved
 from sinks.search.indices import searched
 from sinks.search.names import NUMBERED, owner_of
+from sinks.search.shown import FIRST, GenerationNames, change_aliases, moved
 from sinks.search.wire import Cluster
 
 _LOOKING: Final = "looking for its generations"

@@ -46,7 +46,6 @@ from sinks.search import bulk, conditional, fields, mapping, wishes
 from sinks.search.aside import Aside
 from sinks.search.conditional import Conflict
 from sinks.search.documents import ids_of_keys
-from sinks.search.generation import FIRST, GenerationNames, Shown
 from sinks.search.indices import APART
 from sinks.search.ledger import Entry, SearchLedger
 from sinks.search.names import document_ids, places, shared
@@ -55,6 +54,7 @@ from sinks.search.parts import Parts, parts_of, remove
 from sinks.search.rebuild import SearchRebuild
 from sinks.search.register import Register, Registered
 from sinks.search.rows import Rows
+from sinks.search.shown import FIRST, GenerationNames, Shown
 from sinks.search.standing import order
 from sinks.search.tables import Tables
 

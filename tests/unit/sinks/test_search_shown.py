@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sinks.search.generation import GenerationNames, Shown
+from sinks.search.shown import GenerationNames, Shown
 
 
 def test_the_first_has_the_names_that_the_configuration_gives() -> None:
