@@ -18,8 +18,8 @@ from sinks.search.indices import LIVING, Found, by_alias, searched, searching
 from sinks.search.ledger import SearchLedger
 from sinks.search.options import Options
 from sinks.search.parts import Parts, parts_of, remove
-from sinks.search.register import Register, Registered
-from sinks.search.shown import GenerationNames, Replaced, Shown, change_aliases, moved
+from sinks.search.register import GenerationRegister, Registered
+from sinks.search.shown import GenerationNames, GenerationReplaced, Shown, change_aliases, moved
 from sinks.search.sink import SearchSink
 from sinks.search.wire import Cluster
 
@@ -35,7 +35,7 @@ class SearchGenerations:
         self.name = name
         self._options = options
         self._cluster = Cluster(name, options)
-        self._register = Register(self._cluster, name)
+        self._register = GenerationRegister(self._cluster, name)
         self._held: tuple[GenerationNames, str] | None = None
         """The live generation and the alias by which this process holds it."""
 
@@ -64,7 +64,7 @@ class SearchGenerations:
             self._register.let_go(held)
         live = next((one.names for one in self._register.all() if one.live), None)
         if live is None:
-            raise Replaced(self.name)
+            raise GenerationReplaced(self.name)
         alias = f"{live.leaving}{uuid.uuid4().hex[:16]}"
         # Without its alias nothing is written to the ledger; whoever would give it back finds that the generation is not live.
         writers = SearchLedger(self._cluster, Shown(live)).document.alias
@@ -80,7 +80,7 @@ class SearchGenerations:
         if self._held is not None:
             live, alias = self._held
             self._held = None
-            with suppress(Replaced):  # somebody has waited long enough
+            with suppress(GenerationReplaced):  # somebody has waited long enough
                 change_aliases(self._cluster, "going on with the live generation", self._replaced(live, alias, live.live))
 
     def swap(self, number: int) -> None:

@@ -16,7 +16,7 @@ from cdc.model.position import Cut, Lsn, Position
 from sinks.search import letters
 from sinks.search.conditional import Change, Guarded, Stand, settle, word
 from sinks.search.names import Owner
-from sinks.search.shown import Replaced, Shown, change_aliases
+from sinks.search.shown import GenerationReplaced, Shown, change_aliases
 from sinks.search.wire import Cluster
 
 _ID: Final = "applied"
@@ -60,7 +60,7 @@ class SearchLedger:
         if live and any(
             names.leaving in alias or (alias == names.live and names.of(index) not in (None, names)) for index, alias in aliases
         ):
-            raise Replaced(self._cluster.store)
+            raise GenerationReplaced(self._cluster.store)
         # Where it says so already, it is not to be said again once that is no longer true.
         condition = self._shown.condition() if (self._index, names.live) in aliases else []
         self._create(self._index, {"_meta": meta, "dynamic": False}, [_writers(self._index), *live], aliases, condition)
@@ -91,7 +91,7 @@ class SearchLedger:
             return _entry(self._found(self._index))
         found = self._found(self._shown.names.live)
         if found.get("_index", self._index) != self._index:
-            raise Replaced(self._cluster.store)
+            raise GenerationReplaced(self._cluster.store)
         return _entry(found)
 
     def _found(self, index: str) -> Mapping[str, Any]:

@@ -42,7 +42,7 @@ class Registered:
 
 
 @dataclass(frozen=True, slots=True)
-class Register:
+class GenerationRegister:
     """One store's."""
 
     cluster: Cluster

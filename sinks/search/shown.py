@@ -101,12 +101,12 @@ def change_aliases(cluster: Cluster, doing: str, actions: Sequence[Mapping[str, 
     """All of these actions, or none. Raises StoreError (retryable) when an alias is not where it must be."""
     answer = cluster.send("POST", "/_aliases", {"actions": list(actions)})
     if answer.status == 404 and answer.error_type == "aliases_not_found_exception":
-        raise Replaced(cluster.store)
+        raise GenerationReplaced(cluster.store)
     if answer.status >= 400:
         raise cluster.error(doing, answer)
 
 
-class Replaced(StoreError):
+class GenerationReplaced(StoreError):
     """The generation is not the live one, or not held as it was: somebody has put another in its place meanwhile."""
 
     def __init__(self, store: str) -> None:

@@ -52,7 +52,7 @@ from sinks.search.names import document_ids, places, shared
 from sinks.search.options import Options as Options
 from sinks.search.parts import Parts, parts_of, remove
 from sinks.search.rebuild import SearchRebuild
-from sinks.search.register import Register, Registered
+from sinks.search.register import GenerationRegister, Registered
 from sinks.search.rows import Rows
 from sinks.search.shown import FIRST, GenerationNames, Shown
 from sinks.search.standing import order
@@ -102,7 +102,7 @@ class SearchSink:
         """Finds the generation to work on; returns whether its ledger says that it is that one."""
         if self._generation is not None:
             return True
-        register = Register(self._parts.cluster, self.name)
+        register = GenerationRegister(self._parts.cluster, self.name)
         found = register.all()
         held = next((one for one in found if one.leaving is not None), None)
         if writing and held is not None:
@@ -113,7 +113,7 @@ class SearchSink:
             self._parts = self._parts_of(Shown(names))
         return any(one.live for one in found)
 
-    def _await_release(self, register: Register, held: Registered) -> None:
+    def _await_release(self, register: GenerationRegister, held: Registered) -> None:
         """Raises StoreError (retryable) while another process is about to put another generation in this one's place, and seems to live."""
         now, alias = self._clock(), held.leaving or ""
         if self._held_since is None or self._held_since[0] != alias:
@@ -144,6 +144,7 @@ class SearchSink:
             if epoch is not None and entry.epoch > epoch:
                 raise EpochPassed(self.name, entry.epoch)
         if epoch is not None and not says_so:
+            self._parts.looks.look(entry, writing=False)  # another log's store is left alone
             self._ledger.create(lineage.log)  # before anything is changed of what readers see
         applied = tables.held.applied = self._parts.looks.look(entry, writing=epoch is not None)
         if epoch is not None:
@@ -184,7 +185,9 @@ class SearchSink:
     def erase(self) -> None:
         chosen = self._generation
         numbers = (
-            {FIRST, *(one.names.number for one in Register(self._parts.cluster, self.name).all())} if chosen is None else {chosen}
+            {FIRST, *(one.names.number for one in GenerationRegister(self._parts.cluster, self.name).all())}
+            if chosen is None
+            else {chosen}
         )
         for number in sorted(numbers):
             parts = self._parts_of(Shown(GenerationNames(self.name, number), live=False))
