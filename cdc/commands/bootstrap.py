@@ -88,19 +88,19 @@ def lines(name: str, done: Bootstrapped) -> Iterator[str]:
 @contextmanager
 def _shown(out: Console, name: str, *, quiet: bool) -> Iterator[Callable[[BuildProgress], None]]:
     """A progress bar on a terminal, a line for each phase and now and then elsewhere."""
-    phase, began, told = "", time.monotonic(), 0.0
+    phase, began, shown_at = "", time.monotonic(), 0.0
     with progress_bar(out, name, shown=out.is_terminal and not quiet) as update:
 
         def show(now: BuildProgress) -> None:
-            nonlocal phase, began, told
+            nonlocal phase, began, shown_at
             at = time.monotonic()
             new = now.phase != phase
             if new:
                 phase, began = now.phase, at
             rate = f", {now.rows / (at - began):.0f} rows/s" if now.rows and at > began else ""
             update(description=visible(f"{name} {now.phase}{rate}"), completed=now.rows, total=max(now.expected, now.rows) or None)
-            if not out.is_terminal and not quiet and (new or at - told >= _LINE_EVERY_S):
-                told = at
+            if not out.is_terminal and not quiet and (new or at - shown_at >= _LINE_EVERY_S):
+                shown_at = at
                 of = f" {now.rows} of at most {now.expected} rows{rate}" if now.expected else ""
                 out.print(line(f"{name} {now.phase}{of}"))
 

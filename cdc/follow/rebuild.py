@@ -47,7 +47,7 @@ class Rebuilding:
         return sink.rebuild(self.reader, epoch, cut, self.topics(cut))
 
     def topics(self, cut: Cut) -> list[TopicAsOf]:
-        """What the store holds of each topic that has followed the log up to the cut. Raises ChangeWaits, ConfigError, Stopped."""
+        """The rows of each topic as the store holds them once it has followed the log up to the cut. Raises ChangeWaits, ConfigError, Stopped."""
         self.reader.check()
         topics = selected(self.reader, self.rules.options.tables)
         found = [self._as_of(topic.name, cut.position) for topic in topics if topic.first and topic.first <= cut.position]

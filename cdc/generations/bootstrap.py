@@ -13,7 +13,6 @@ fence; the store's follower fences this process by its epoch once the generation
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -88,7 +87,7 @@ class Bootstrap:
     def carry_out(self) -> Bootstrapped:
         """Raises ConfigError where the store has no live generation yet, HeadwaterError when another process builds one, Stopped where a change of definition waits
         for an operator, StoreError."""
-        began = time.monotonic()
+        began = MACHINE.monotonic()
         if self.reader.lineage() is None:
             raise StoreError(f"there is no log in {self.log_dir} yet", retryable=True, hint=COMES_WITH_CAPTURE)
         with alone(self.log_dir, self.name):
@@ -102,7 +101,7 @@ class Bootstrap:
                 except ChangeWaits as waits:
                     raise waits.pause.stopped from None
         rows = sum(table.rows for table in tables)
-        return Bootstrapped(number, live, equal, cut, rows, time.monotonic() - began, tables)
+        return Bootstrapped(number, live, equal, cut, rows, MACHINE.monotonic() - began, tables)
 
     def _numbers(self, there: Sequence[Generation]) -> tuple[int, int]:
         """The live generation's, and that of the one to build, which may have been begun before."""
@@ -151,9 +150,9 @@ class Bootstrap:
     def _caught_up(self, sink: Sink, cut: Cut) -> Cut:
         """Applies what the log has, until a pass over it has taken little time."""
         for _ in range(PASSES_MAX):
-            began = time.monotonic()
+            began = MACHINE.monotonic()
             cut = self._followed(sink, cut, self.reader.head())
-            if time.monotonic() - began < CLOSE_S:
+            if MACHINE.monotonic() - began < CLOSE_S:
                 return cut
         raise StoreError(
             f"store {self.name}: its new generation does not catch up with the log",

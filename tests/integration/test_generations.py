@@ -207,14 +207,15 @@ def until(true: Callable[[], bool]) -> None:
 
 def test_readers_see_a_whole_index_all_the_time(opensearch: OpenSearch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The commands of docs/stores.md, one after the other, beside the product's follower, traffic and a reader."""
-    page = (Path(__file__).parents[2] / "docs" / "stores.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "stores.md").read_text(encoding="utf-8")
     documented = re.findall(r"^cdc ((?:bootstrap|generations|rollback) search.*)$", page, re.MULTILINE)
     assert len(documented) == 4
     bootstrap, generations, rollback, drop = (line.split() for line in documented)
     config = tmp_path / "cdc.toml"
     config.write_text(
         f'run_dir = "{tmp_path / "run"}"\n[source]\ndsn = "postgresql://nobody@127.0.0.1:1/none"\n[log]\ndir = "{tmp_path / "log"}"\n'
-        f'[stores.search]\nkind = "opensearch"\nurl = "{opensearch.url}"\nrefresh_interval = "100ms"\n'
+        f'[stores.search]\nkind = "opensearch"\nurl = "{opensearch.url}"\nrefresh_interval = "100ms"\n',
+        encoding="utf-8",
     )
     settings = load(config, options_model)
     rows, position = 500, 500
