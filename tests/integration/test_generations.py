@@ -205,6 +205,7 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.timeout(900)
 def test_readers_see_a_whole_index_all_the_time(opensearch: OpenSearch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The commands of docs/stores.md, one after the other, beside the product's follower, traffic and a reader."""
     page = (Path(__file__).parents[2] / "docs" / "stores.md").read_text(encoding="utf-8")
