@@ -1,4 +1,5 @@
-"""Adapters to derived stores. A new sink is one module (or folder) with ``Options``, ``traits`` and ``make``, and one line in ``KINDS``."""
+"""Adapters to derived stores. A new sink is one module (or folder) with ``Options``, ``traits`` and ``make`` (and ``generations``, where
+a store can have several), and one line in ``KINDS``."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from cdc.errors import ConfigError
 if TYPE_CHECKING:
     from cdc.settings.models import StoreOptions
     from sinks.contract import Sink, Traits
+    from sinks.generations import Generations
 
 KINDS: Final[Mapping[str, str]] = {
     "opensearch": "sinks.search",
@@ -40,6 +42,18 @@ def make_sink(name: str, options: StoreOptions) -> Sink:
     """An unopened sink for the store ``name``; ``options`` is an instance of ``options_model(options.kind)``."""
     sink: Sink = _module(options.kind).make(name, options)
     return sink
+
+
+def generations_of(name: str, options: StoreOptions) -> Generations:
+    """The generations of the store ``name``. Raises ConfigError for a kind of store that has one only."""
+    made = getattr(_module(options.kind), "generations", None)
+    if made is None:
+        raise ConfigError(
+            f"store {name} is of kind {options.kind}, which has no generations beside each other",
+            hint="a store of kind opensearch has",
+        )
+    found: Generations = made(name, options)
+    return found
 
 
 def _module(kind: str) -> Any:

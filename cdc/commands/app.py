@@ -7,7 +7,25 @@ from typing import Annotated
 
 import typer
 
-from cdc.commands import audit, dlq, doctor, follow, init, log, plan, preview, resume, run, schema, snapshot, status, wait
+from cdc.commands import (
+    audit,
+    bootstrap,
+    dlq,
+    doctor,
+    follow,
+    generations,
+    init,
+    log,
+    plan,
+    preview,
+    resume,
+    rollback,
+    run,
+    schema,
+    snapshot,
+    status,
+    wait,
+)
 from cdc.commands.invocation import Invocation
 from cdc.commands.logsetup import configure_logs
 from cdc.version import VERSION
@@ -49,6 +67,9 @@ app.command("audit")(audit.audit)
 app.command("plan")(plan.plan)
 app.command("preview")(preview.preview)
 app.command("schema")(schema.schema)
+app.command("bootstrap")(bootstrap.bootstrap)
+app.command("generations")(generations.generations)
+app.command("rollback")(rollback.rollback)
 app.command("resume")(resume.resume)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(log.app, name="log")

@@ -16,7 +16,8 @@ from cdc.model.topic import TopicSchema
 from sinks.render.jsonrows import DELETED, Style
 from sinks.search import fence, mapping
 from sinks.search.conditional import read
-from sinks.search.names import GENERATION, Owner, Places, named, owner_of
+from sinks.search.names import NUMBERED, Owner, Places, named, owner_of
+from sinks.search.shown import Shown, change_aliases
 from sinks.search.standing import FIELD, MAPPING, IndexCopy, Whole, copy_of, standing_id, whole_of
 from sinks.search.wire import Cluster
 
@@ -60,8 +61,8 @@ class Found:
         return str(self.held["settings"]["index"]["creation_date"])
 
     @property
-    def generation(self) -> int:
-        return 0 if self.places is None else self.places.generation
+    def number(self) -> int:
+        return 0 if self.places is None else self.places.number
 
     @property
     def renamed(self) -> bool:
@@ -77,10 +78,11 @@ class Found:
 
 @dataclass(slots=True)
 class Indices:
-    """``log``: the id of the log that our indices are fed by."""
+    """Those of one generation of a store. ``log``: the id of the log that they are fed by."""
 
     cluster: Cluster
     style: Callable[[TopicSchema], Style]
+    shown: Shown
     log: str = ""
     _ids: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
@@ -89,13 +91,14 @@ class Indices:
     def all(self, *, standings: bool = True) -> list[Found]:
         """Every index that has a name of our form, or an alias of such a name. ``standings``: with what they say."""
         params = {"expand_wildcards": "all", "filter_path": _BRIEF}
-        held = self.cluster.ask(_LOOKING, "GET", f"/*{GENERATION}*", params=params)
+        held = self.cluster.ask(_LOOKING, "GET", f"/*{NUMBERED}*", params=params)
         return self._read(held, standings=standings)
 
     def of(self, alias: str) -> list[Found]:
         """The indices of one table, and others that its alias points to."""
         params = {"expand_wildcards": "all", "ignore_unavailable": "true"}
-        held = self.cluster.ask(_LOOKING, "GET", f"/{alias},{alias}{GENERATION}*", params=params)
+        names = ",".join(dict.fromkeys((alias, f"{alias}{NUMBERED}*", self.shown.names.searched(alias))))
+        held = self.cluster.ask(_LOOKING, "GET", f"/{names}", params=params)
         return self._read(held)
 
     def mine(self, found: Found) -> bool:
@@ -139,7 +142,7 @@ class Indices:
         there, or somebody else's (``refuse``)."""
         mine = [one for one in found if one.places is not None and one.places.alias == alias and one.owner is not None]
         mine = [one for one in mine if self.mine(one) and one.owner is not None and one.owner.table == topic]
-        return max(mine, key=lambda one: (one.said, alias in one.aliases, one.generation), default=None)
+        return max(mine, key=lambda one: (one.said, alias in one.aliases, one.number), default=None)
 
     def refuse(self, alias: str, found: Iterable[Found], topic: str) -> None:
         """Raises StoreError when one of these indices has the topic's place and is not ours, or another topic's."""
@@ -159,25 +162,20 @@ class Indices:
 
     # -- making -------------------------------------------------------------------------------------------------------
 
-    def create(self, places: Places, schema: TopicSchema, settings: Mapping[str, Any], *, aliased: bool = True) -> None:
-        """Makes the index, by default behind its alias. A second caller finds it there."""
+    def create(self, places: Places, schema: TopicSchema, settings: Mapping[str, Any]) -> None:
+        """Makes the index; ``point`` gives it the aliases by which it is found. A second caller finds it there."""
         index = {
             "hidden": True,  # a pattern that matches it would find deleted rows; the alias does not
             "mapping.total_fields.limit": mapping.fields_limit(schema),
             **settings,
         }
-        aliases: dict[str, Any] = {fence.new_writer(places): {"is_hidden": True}}
-        if aliased:
-            aliases[places.alias] = _SEARCHED
+        aliases = {fence.new_writer(places): {"is_hidden": True}}
         wanted = mapping.mappings(schema, self.style(schema))
         mappings = {**wanted, "_meta": self._meta(schema), "properties": {**wanted["properties"], **MAPPING}}
         answer = self.cluster.send(
             "PUT", f"/{places.index}", {"settings": {"index": index}, "mappings": mappings, "aliases": aliases}
         )
         crashpoint("search.index.created")
-        if answer.error_type == "invalid_alias_name_exception":
-            hint = f"delete or rename the index {places.alias}, or set `index` in cdc.toml"
-            raise self._refused(f"{places.alias} exists and is not ours", hint)
         if answer.status >= 400 and answer.error_type != "resource_already_exists_exception":
             raise self.cluster.error(f"creating the index of {schema.topic}", answer)
 
@@ -204,18 +202,19 @@ class Indices:
         self.cluster.ask(f"adding columns of {schema.topic}", "PUT", f"/{found.index}/_mapping", changed)
 
     def point(self, live: Found, others: Iterable[Found]) -> None:
-        """Gives the table's alias to the live index, as it should be, and takes the aliases from copies of it, whatever they are called."""
+        """Gives the table's aliases to this index, as they should be, and takes them from the store's other indices, whatever they are called."""
         assert live.places is not None
-        alias = live.places.alias
+        wanted = self._found_by(live.places)
         actions: list[dict[str, Any]] = []
-        for one in others:
-            if one.index != live.index and self.mine(one):
-                astray = [name for name in one.held.get("aliases", {}) if name == alias or _writes(name, live)]
+        for one in {one.index: one for one in others}.values():
+            if one.index != live.index and self._related(one):
+                astray = [name for name in one.aliases if name in wanted or _writes(name, live)]
                 actions += [{"remove": {"index": one.index, "alias": name}} for name in astray]
-        if not _searched(live.held.get("aliases", {}).get(alias)):
-            actions.append({"add": {"index": live.index, "alias": alias, **_SEARCHED}})
+        for alias, options in wanted.items():
+            if not _as_wanted(live.aliases.get(alias), options):
+                actions.append({"add": {"index": live.index, "alias": alias, **options}})
         if actions:
-            self.cluster.ask(f"pointing {alias} to its index", "POST", "/_aliases", {"actions": actions})
+            self._change_aliases(f"pointing {live.places.alias} to its index", actions)
 
     def writer(self, found: Found, places: Places) -> str:
         """The alias through which documents are written."""
@@ -229,24 +228,39 @@ class Indices:
 
     def swap(self, old: Places, fresh: Places, topic: str) -> None:
         """The new index takes the place of the old one, at once."""
-        actions = [
-            {"remove_index": {"index": old.index}},
-            {"add": {"index": fresh.index, "alias": fresh.alias, **_SEARCHED}},
-        ]
-        self.cluster.ask(f"replacing the index of {topic}", "POST", "/_aliases", {"actions": actions})
+        actions = [{"remove_index": {"index": old.index}}, *self._adding(fresh)]
+        self._change_aliases(f"replacing the index of {topic}", actions)
 
     def move(self, former: Iterable[Found], fresh: Places, topic: str, with_it: Iterable[Mapping[str, Any]]) -> None:
-        """The table's alias leads to the new index from now on. ``with_it``: further aliases that change, or nothing does.
+        """The table's aliases lead to the new index from now on. ``with_it``: further aliases that change, or nothing does.
 
         The former ones stay: while a node takes in that an index is gone, whoever searches through the alias there still asks for it.
         """
-        left = [one.index for one in former if fresh.alias in one.aliases]
+        left = [(one.index, alias) for one in former for alias in self._found_by(fresh) if alias in one.aliases]
         actions = [
             *with_it,
-            {"add": {"index": fresh.index, "alias": fresh.alias, **_SEARCHED}},
-            *({"remove": {"index": index, "alias": fresh.alias}} for index in left),
+            *self._adding(fresh),
+            *({"remove": {"index": index, "alias": alias}} for index, alias in left),
         ]
-        self.cluster.ask(f"moving the alias of {topic}", "POST", "/_aliases", {"actions": actions})
+        self._change_aliases(f"moving the alias of {topic}", actions)
+
+    def _found_by(self, places: Places) -> Mapping[str, Mapping[str, Any]]:
+        """The aliases by which the table's index is found, with their options: its own, and the one that users search while the generation is live."""
+        searched = self.shown.names.searched(places.alias)
+        own = {} if searched == places.alias else {places.alias: _HIDDEN}
+        return {**own, searched: _SEARCHED} if self.shown.live else own
+
+    def _adding(self, places: Places) -> Iterator[dict[str, Any]]:
+        return ({"add": {"index": places.index, "alias": alias, **options}} for alias, options in self._found_by(places).items())
+
+    def _change_aliases(self, doing: str, actions: Iterable[Mapping[str, Any]]) -> None:
+        """Where readers see the generation: only as long as they do."""
+        condition = self.shown.condition() if self.shown.live else []
+        change_aliases(self.cluster, doing, [*condition, *actions])
+
+    def _related(self, found: Found) -> bool:
+        """Whether a generation of this store made it."""
+        return found.owner is not None and self.shown.names.related(found.owner.store)
 
     def delete(self, indices: Iterable[str]) -> None:
         """Those that are there."""
@@ -272,9 +286,21 @@ class Indices:
 _SEARCHED: Final[dict[str, Any]] = {"filter": LIVING, "is_hidden": False}
 
 
-def _searched(alias: Mapping[str, Any] | None) -> bool:
+_HIDDEN: Final[dict[str, Any]] = {"is_hidden": True}
+
+
+def searched(alias: Mapping[str, Any] | None) -> bool:
     """Whether the alias shows living rows only."""
     return alias is not None and alias.get("filter") == LIVING
+
+
+def searching(index: str, alias: str) -> dict[str, Any]:
+    """The action by which users find the index's living rows through the alias."""
+    return {"add": {"index": index, "alias": alias, **_SEARCHED}}
+
+
+def _as_wanted(alias: Mapping[str, Any] | None, options: Mapping[str, Any]) -> bool:
+    return alias is not None and alias.get("filter") == options.get("filter")
 
 
 def _writes(alias: str, live: Found) -> bool:
@@ -302,7 +328,7 @@ def by_alias(found: Iterable[Found]) -> dict[str, list[Found]]:
     """The indices of each table, and those that its aliases point to."""
     together: dict[str, list[Found]] = {}
     for one in found:
-        names = {alias.partition(GENERATION)[0] for alias in one.aliases}
+        names = {alias.partition(NUMBERED)[0] for alias in one.aliases}
         names |= {one.places.alias} if one.places is not None else set()
         for name in names:
             together.setdefault(name, []).append(one)

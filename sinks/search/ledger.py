@@ -1,13 +1,13 @@
 """The ledger of a store, inside the store: how far it is applied, who writes it, and its dead letters.
 
-A hidden index per store, ``.headwater-<store>``, with one document (log, history, cut, the writer's epoch), and ``.headwater-<store>@dead``, a
+A hidden index, ``.headwater-<store>``, with one document (log, history, cut, the writer's epoch), and ``.headwater-<store>@dead``, a
 document per dead letter. The cut is a claim: it counts as far as the indices hold it (``standing``), which are lost and restored apart from
-the ledger.
+the ledger. Each generation of the store has its own; an alias on one of them says which is live (``shown``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +15,8 @@ from cdc.model.lineage import Mark
 from cdc.model.position import Cut, Lsn, Position
 from sinks.search import letters
 from sinks.search.conditional import Change, Guarded, Stand, settle, word
-from sinks.search.names import Owner, index_name
+from sinks.search.names import Owner
+from sinks.search.shown import GenerationReplaced, Shown, change_aliases
 from sinks.search.wire import Cluster
 
 _ID: Final = "applied"
@@ -31,12 +32,12 @@ class Entry:
 
 
 class SearchLedger:
-    """One store's. Changes are made only from the state that ``read`` saw last (``conditional``)."""
+    """One generation's. Changes are made only from the state that ``read`` saw last (``conditional``)."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, shown: Shown) -> None:
         self._cluster = cluster
-        # No store's name becomes one with an @.
-        self._index = f".headwater-{index_name(cluster.store, cluster.store)}"
+        self._shown = shown
+        self._index = shown.names.ledger
         self._dead = f"{self._index}@dead"
         self.document = Guarded(_writers(self._index), self._index, _ID)
         self.claiming: Cut | None = None
@@ -51,14 +52,31 @@ class SearchLedger:
         return letters.SearchLetters(self._cluster, self._dead, _writers(self._dead))
 
     def create(self, log: str) -> None:
-        """Idempotent."""
+        """Idempotent. Raises StoreError (retryable) where this generation was to be the live one, and another is."""
         meta = Owner(self._cluster.store, log, "").meta()
-        self._create(self._index, {"_meta": meta, "dynamic": False})
-        self._create(self._dead, {"_meta": meta, "dynamic": False, "properties": letters.MAPPING})
+        names = self._shown.names
+        aliases = self._aliases()
+        live = [names.live] if self._shown.live else []
+        if live and any(
+            names.leaving in alias or (alias == names.live and names.of(index) not in (None, names)) for index, alias in aliases
+        ):
+            raise GenerationReplaced(self._cluster.store)
+        # Where it says so already, it is not to be said again once that is no longer true.
+        condition = self._shown.condition() if (self._index, names.live) in aliases else []
+        self._create(self._index, {"_meta": meta, "dynamic": False}, [_writers(self._index), *live], aliases, condition)
+        self._create(
+            self._dead, {"_meta": meta, "dynamic": False, "properties": letters.MAPPING}, [_writers(self._dead)], aliases, []
+        )
+
+    def _aliases(self) -> set[tuple[str, str]]:
+        """The aliases of the store's ledgers, and of copies that somebody has made of them: (index, alias)."""
+        pattern = f"/_alias/{self._shown.names.ledgers}@*"
+        held = self._cluster.ask(_READING, "GET", pattern, params={"expand_wildcards": "all"})
+        return {(index, alias) for index, found in held.items() for alias in found["aliases"]}
 
     def read(self) -> Entry | None:
         """Reads it; None when it does not exist, or was damaged. Later changes are made from this state."""
-        found = self._found()
+        found = self._found(self._index)
         entry = _entry(found)
         self.document.attempt = None
         self.document.stand = None
@@ -67,14 +85,22 @@ class SearchLedger:
         return entry
 
     def peek(self) -> Entry | None:
-        """Reads it, and leaves the state that later changes are made from as it is."""
-        return _entry(self._found())
+        """Reads it, and leaves the state that later changes are made from as it is. Raises StoreError (retryable) when the generation was live, and
+        another is now."""
+        if not self._shown.live:
+            return _entry(self._found(self._index))
+        found = self._found(self._shown.names.live)
+        if found.get("_index", self._index) != self._index:
+            raise GenerationReplaced(self._cluster.store)
+        return _entry(found)
 
-    def _found(self) -> Mapping[str, Any]:
+    def _found(self, index: str) -> Mapping[str, Any]:
         """The document as it is now, refreshed or not; empty when there is none, be it that there is no index."""
-        answer = self._cluster.send("GET", f"/{self._index}/_doc/{_ID}")
+        answer = self._cluster.send("GET", f"/{index}/_doc/{_ID}")
         if answer.status == 404:
             return {}
+        if answer.status == 400 and index != self._index:
+            return self._found(self._index)  # a copy of it, which somebody has made, has the alias, too
         if answer.status >= 400:
             raise self._cluster.error(_READING, answer)
         found: Mapping[str, Any] = answer.body
@@ -97,20 +123,26 @@ class SearchLedger:
         }
         return Change(self.document, lambda nonce: {**said, "nonce": nonce}, word())
 
-    def _create(self, index: str, mappings: Mapping[str, Any]) -> None:
-        alias = _writers(index)
-        answer = self._cluster.send("GET", f"/_alias/{alias}", params={"expand_wildcards": "all"})
-        holders = set(answer.body) if answer.status == 200 else set()
-        if holders == {index}:
+    def _create(
+        self,
+        index: str,
+        mappings: Mapping[str, Any],
+        wanted: Sequence[str],
+        there: Collection[tuple[str, str]],
+        condition: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """``wanted``: its aliases, ``there``: those that there are."""
+        others = sorted((holder, alias) for holder, alias in there if alias in wanted and holder != index)
+        if not others and all((index, alias) in there for alias in wanted):
             return
         settings = {"index": {"hidden": True, "number_of_shards": 1}}
         answer = self._cluster.send("PUT", f"/{index}", {"settings": settings, "mappings": mappings})
         if answer.status >= 400 and answer.error_type != "resource_already_exists_exception":
             raise self._cluster.error("creating the ledger", answer)
-        # A copy that somebody made of the ledger has its alias, too.
-        actions: list[dict[str, Any]] = [{"remove": {"index": other, "alias": alias}} for other in sorted(holders - {index})]
-        actions.append({"add": {"index": index, "alias": alias, "is_hidden": True}})
-        self._cluster.ask("pointing the ledger's alias to it", "POST", "/_aliases", {"actions": actions})
+        # A copy that somebody made of the ledger has its aliases, too.
+        removed: list[dict[str, Any]] = [{"remove": {"index": holder, "alias": alias}} for holder, alias in others]
+        added = [{"add": {"index": index, "alias": alias, "is_hidden": True}} for alias in wanted]
+        change_aliases(self._cluster, "pointing the ledger's alias to it", [*condition, *removed, *added])
 
 
 def _writers(index: str) -> str:

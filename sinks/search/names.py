@@ -18,8 +18,8 @@ from cdc.errors import ConfigError
 from cdc.model.topic import TopicSchema
 
 ID_BYTES_MAX: Final = 512
-GENERATION: Final = "@"
-"""Before the number at the end of an index's name: which built copy of the table it is."""
+NUMBERED: Final = "@"
+"""Before the number at the end of an index's name: which of the table's indices it is, one after the other."""
 INDEX_BYTES_MAX: Final = 255 - 40
 """Of a name that we build from a table's; the rest is for our endings."""
 _META: Final = "headwater"
@@ -37,14 +37,14 @@ class Places:
     """The names of one table's places."""
 
     alias: str
-    """What users search: the index without the documents of deleted rows."""
-    generation: int = 1
-    """Which built copy stands behind the alias."""
+    """What leads to the table's index. In a store's first generation it is what users search: the index without the documents of deleted rows."""
+    number: int = 1
+    """Rises with each index that has taken the place of another."""
 
     @property
     def index(self) -> str:
         """The index that holds the documents."""
-        return f"{self.alias}{GENERATION}{self.generation}"
+        return f"{self.alias}{NUMBERED}{self.number}"
 
     @property
     def writers(self) -> str:
@@ -105,8 +105,8 @@ def shared(template: str, schemas: Iterable[TopicSchema]) -> tuple[TopicSchema, 
 
 def named(index: str) -> Places | None:
     """The places that have this index; None when its name is not of our form."""
-    alias, _, generation = index.rpartition(GENERATION)
-    return Places(alias, int(generation)) if alias and generation.isascii() and generation.isdecimal() else None
+    alias, _, number = index.rpartition(NUMBERED)
+    return Places(alias, int(number)) if alias and number.isascii() and number.isdecimal() else None
 
 
 def index_name(wanted: str, identity: str, *, plain: bool = True) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cdc.log.contract import Topic, selected
 from cdc.model.lineage import Mark, believed
@@ -43,7 +43,8 @@ class Overview:
         return selected(self._followed.log, self._patterns)
 
     def names(self, schema: TopicSchema) -> Places:
-        return places(self._template, schema)
+        found = places(self._template, schema)
+        return replace(found, alias=self._indices.shown.names.own(found.alias))
 
     def uses(self, topic: str, where: Where) -> None:
         """The topic's rows are in this index from now on."""
@@ -73,7 +74,7 @@ class Overview:
             if live is not None and live.said and live.whole is not None:
                 said[topic.name] = live.whole
                 if point:
-                    self._indices.point(live, together[alias])
+                    self._indices.point(live, [*together[alias], *together.get(self._indices.shown.names.searched(alias), ())])
                 self._live[topic.name] = where_of(live)
         self.seen = {topic: whole.standing for topic, whole in said.items()}
         return holding(self._followed.log, lineage, self._indices.cluster.store, claimed, topics, said)

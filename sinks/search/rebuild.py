@@ -1,7 +1,7 @@
 """A search store built again: for each table another index, which takes the place of the one that is there once it is full.
 
 An index that is there cannot be written over: its documents may have versions of another log, beyond all that this log can give, and its fields'
-types never change. So the next generation is filled beside it, as when a field changes its type (``tables``), with room for both meanwhile. One request
+types never change. So the next index is filled beside it, as when a field changes its type (``tables``), with room for both meanwhile. One request
 moves the table's alias to it: whoever searches sees all rows as they were, or all as they are now. The former index goes afterwards.
 
 First the ledger is made again, as one of this log and this writer that holds nothing: whoever wrote before commits nothing more, and what his documents
@@ -96,7 +96,7 @@ class SearchRebuild:
         indices.delete(
             one.index for one in there if live is not None and one.index != live.index and names.alias not in one.aliases
         )
-        fresh = replace(names, generation=max((one.generation for one in there), default=0) + 1)
+        fresh = replace(names, number=max((one.number for one in there), default=0) + 1)
         place = self._made(fresh, topic, lineage, cut)
         outcome = Outcome(0)
         for came in topic.rows():
@@ -118,7 +118,7 @@ class SearchRebuild:
 
     def _made(self, names: Places, topic: TopicAsOf, lineage: Lineage, cut: Cut) -> Place:
         schema = topic.shape.schema
-        self.tables.indices.create(names, schema, self.settings(), aliased=False)
+        self.tables.indices.create(names, schema, self.settings())
         first = Standing.first(self.cluster.store, schema, lineage)
         place = self.tables.begin_to_exist(
             names, schema, replace(first, shape=topic.shape, reach=cut.position, building=True, writing=True)

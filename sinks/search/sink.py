@@ -37,29 +37,26 @@ from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, TopicAsOf, Traits
 from sinks.deadletters import Letter
-from sinks.followedlog import Followed
+from sinks.generations import HELD_AT_MOST_S
 from sinks.render import jsonrows
 from sinks.render.choices import Choices
 from sinks.render.rowtext import keys
 from sinks.retry import Fate
 from sinks.search import bulk, conditional, fields, mapping, wishes
 from sinks.search.aside import Aside
-from sinks.search.barriers import SearchBarriers
 from sinks.search.conditional import Conflict
-from sinks.search.documents import Documents, ids_of_keys
-from sinks.search.indices import APART, Indices
+from sinks.search.documents import ids_of_keys
+from sinks.search.indices import APART
 from sinks.search.ledger import Entry, SearchLedger
-from sinks.search.looks import StoreLooks
 from sinks.search.names import document_ids, places, shared
 from sinks.search.options import Options as Options
-from sinks.search.overview import Overview
-from sinks.search.purge import Purging
+from sinks.search.parts import Parts, parts_of, remove
 from sinks.search.rebuild import SearchRebuild
+from sinks.search.register import GenerationRegister, Registered
 from sinks.search.rows import Rows
+from sinks.search.shown import FIRST, GenerationNames, Shown
 from sinks.search.standing import order
-from sinks.search.statements import Statements
 from sinks.search.tables import Tables
-from sinks.search.wire import Cluster
 
 
 class SearchSink:
@@ -67,44 +64,79 @@ class SearchSink:
 
     traits = Traits(parallel=True, refreshes=True)
 
-    def __init__(self, name: str, options: Options, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, name: str, options: Options, clock: Callable[[], float] = time.monotonic, *, generation: int | None = None
+    ) -> None:
+        """``generation``: the only one that it works on, and never where readers see it; by default the one that is live, whichever that is each time
+        that it is opened."""
         self.name = name
         self._options = options
-        self._cluster = Cluster(name, options)
-        self._ledger = SearchLedger(self._cluster)
+        self._clock = clock
+        self._generation = generation
         self._choices = Choices(name, options.as_rules, fields.style_of)
-        followed, indices = Followed(name), Indices(self._cluster, self._choices.style)
-        overview = Overview(indices, followed, options.index, options.tables)
-        self._tables = Tables(followed, indices, overview, Statements(self._cluster, followed), self._index_settings)
-        self._rows = Rows(
-            self._cluster,
-            self._ledger.letters(),
-            self._tables,
-            request_bytes=options.request_bytes,
-            dead_share_max=options.dead_share_max,
-        )
-        self._barriers = SearchBarriers(self._cluster, self._tables, self._rows)
-        self._purging = Purging(self._cluster, self._tables, self._barriers, options.purge_after_s, clock)
-        self._looks = StoreLooks(self._ledger, self._tables, clock)
-        self._documents = Documents(self._cluster, self._tables, self._choices)
+        self._parts = self._parts_of(Shown(GenerationNames(name, generation or FIRST), live=generation is None))
         self._epoch: int | None = None
+        self._held_since: tuple[str, float] | None = None
+        """The alias by which the live generation is held, and since when this sink has known of it."""
+
+    def _parts_of(self, shown: Shown) -> Parts:
+        return parts_of(shown, self._options, self._choices, self._index_settings, self._clock)
+
+    @property
+    def _ledger(self) -> SearchLedger:
+        return self._parts.ledger
+
+    @property
+    def _tables(self) -> Tables:
+        return self._parts.tables
+
+    @property
+    def _rows(self) -> Rows:
+        return self._parts.rows
 
     @property
     def _aside(self) -> Aside:
         return Aside(self._tables, self._rows)
 
+    def _choose(self, *, writing: bool) -> bool:
+        """Finds the generation to work on; returns whether its ledger says that it is that one."""
+        if self._generation is not None:
+            return True
+        register = GenerationRegister(self._parts.cluster, self.name)
+        found = register.all()
+        held = next((one for one in found if one.leaving is not None), None)
+        if writing and held is not None:
+            self._await_release(register, held)
+        names = register.live(found)
+        if names != self._parts.shown.names:
+            self._parts.close()
+            self._parts = self._parts_of(Shown(names))
+        return any(one.live for one in found)
+
+    def _await_release(self, register: GenerationRegister, held: Registered) -> None:
+        """Raises StoreError (retryable) while another process is about to put another generation in this one's place, and seems to live."""
+        now, alias = self._clock(), held.leaving or ""
+        if self._held_since is None or self._held_since[0] != alias:
+            self._held_since = alias, now
+        if now - self._held_since[1] < HELD_AT_MOST_S:
+            raise StoreError(f"store {self.name}: another generation is about to take the live one's place", retryable=True)
+        register.let_go(held)
+
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
         jsonrows.warm_up()
-        self._epoch = self._ledger.claiming = None
-        self._purging.forget()
-        tables, lineage = self._tables, log.lineage()
+        lineage = log.lineage()
+        self._epoch = None
         if lineage is None:
-            tables.followed.end()
+            self._tables.followed.end()
             if epoch is not None:
                 raise StoreError(f"store {self.name}: there is no log yet", retryable=True, hint="start capture")
             if (entry := self._ledger.read()) is not None:
                 raise of_another_log(entry.mark, f"store {self.name}")
             return ZERO_CUT
+        says_so = self._choose(writing=epoch is not None)
+        self._ledger.claiming = None
+        self._parts.purging.forget()
+        tables = self._tables
         tables.followed.begin(log, lineage, writing=epoch is not None)
         tables.forget()
         self._rows.letters.reload()
@@ -113,7 +145,10 @@ class SearchSink:
             believed(entry.mark, lineage, f"store {self.name}")
             if epoch is not None and entry.epoch > epoch:
                 raise EpochPassed(self.name, entry.epoch)
-        applied = tables.held.applied = self._looks.look(entry, writing=epoch is not None)
+        if epoch is not None and not says_so:
+            self._parts.looks.look(entry, writing=False)  # another log's store is left alone
+            self._ledger.create(lineage.log)  # before anything is changed of what readers see
+        applied = tables.held.applied = self._parts.looks.look(entry, writing=epoch is not None)
         if epoch is not None:
             self._take_over(entry, Entry(lineage.mark(applied), epoch))
         self._epoch = epoch
@@ -124,7 +159,7 @@ class SearchSink:
         self._ledger.create(now.mark.log)
         if entry != now:
             crashpoint("search.opening.before_write")
-            conditional.send(self._cluster, "writing the ledger", [self._ledger.change(now)])
+            conditional.send(self._parts.cluster, "writing the ledger", [self._ledger.change(now)])
             crashpoint("search.opening.written")
 
     def finish(self) -> None: ...
@@ -134,24 +169,32 @@ class SearchSink:
 
     def rebuild(self, log: LogReader, epoch: int, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
         jsonrows.warm_up()
-        self._epoch = self._ledger.claiming = None
-        self._purging.forget()
-        tables, lineage = self._tables, log.lineage()
+        self._epoch, lineage = None, log.lineage()
         if lineage is None:
             raise StoreError(f"store {self.name}: there is no log yet", retryable=True, hint="start capture")
+        self._choose(writing=True)
+        self._ledger.claiming = None
+        self._parts.purging.forget()
+        tables = self._tables
         tables.followed.begin(log, lineage, writing=True)
         tables.forget()
         for topic in topics:
             if not topic.dropped:
                 self._choices.check(topic.shape.schema, log)
-        rebuild = SearchRebuild(self._cluster, self._ledger, tables, self._rows, self._index_settings)
+        rebuild = SearchRebuild(self._parts.cluster, self._ledger, tables, self._rows, self._index_settings)
         return rebuild.carry_out(lineage, epoch, cut, topics)
 
     def erase(self) -> None:
-        indices = self._tables.indices
-        made = [one.index for one in indices.all(standings=False) if indices.mine(one) and not one.renamed]
-        indices.delete(made)
-        indices.delete(self._ledger.indices)
+        chosen = self._generation
+        numbers = (
+            {FIRST, *(one.names.number for one in GenerationRegister(self._parts.cluster, self.name).all())}
+            if chosen is None
+            else {chosen}
+        )
+        for number in sorted(numbers):
+            parts = self._parts_of(Shown(GenerationNames(self.name, number), live=False))
+            remove(parts)
+            parts.close()
         self._tables.known.clear()
         self._rows.letters.reload()
 
@@ -207,7 +250,7 @@ class SearchSink:
     def _taken(self, schema: TopicSchema, changes: pa.RecordBatch) -> Outcome:
         if changes.column(OP)[0].as_py() in ALONE:
             self._check_wishes(schema)
-            return self._barriers.carry_out(changes)
+            return self._parts.barriers.carry_out(changes)
         place = self._tables.place(schema)
         positions = changes.column(POSITION).to_numpy()
         first = int(np.searchsorted(positions, max(self._tables.held.of(schema.topic), place.floor), side="right"))
@@ -229,8 +272,8 @@ class SearchSink:
         if order(cut) < order(applied) or (cut == applied and not tables.statements.begun):
             return
         self._record(Entry(tables.followed.lineage().mark(cut), epoch))
-        tables.held.applied = self._looks.holds = cut
-        self._purging.after_commit()
+        tables.held.applied = self._parts.looks.holds = cut
+        self._parts.purging.after_commit()
 
     def _record(self, entry: Entry) -> None:
         """One request: what each index with changes says of itself, and the ledger. Whichever of them are taken, what counts is what all of
@@ -287,7 +330,7 @@ class SearchSink:
         return document_ids(keys(rows, topic_schema(rows.schema)))
 
     def applied(self) -> Cut:
-        return self._looks.applied(writing=self._epoch is not None) if self._tables.followed.begun else ZERO_CUT
+        return self._parts.looks.applied(writing=self._epoch is not None) if self._tables.followed.begun else ZERO_CUT
 
     def make_visible(self) -> None:
         """Refreshes every index of ours, also those of tables that this process has not written, and nobody else's."""
@@ -295,17 +338,16 @@ class SearchSink:
         indices.refresh(one.index for one in indices.all(standings=False) if indices.mine(one))
 
     def as_held(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
-        return self._documents.as_held(rows, schema)
+        return self._parts.documents.as_held(rows, schema)
 
     def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
-        return self._documents.scan(schema)
+        return self._parts.documents.scan(schema)
 
     def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
-        return self._documents.fetch(schema, keys)
+        return self._parts.documents.fetch(schema, keys)
 
     def close(self) -> None:
-        self._rows.close()
-        self._cluster.close()
+        self._parts.close()
 
     def _writes(self) -> int:
         if self._epoch is None:

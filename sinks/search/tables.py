@@ -6,7 +6,7 @@ A table is in one of these states; ``known`` holds its ``Place`` in the second a
    deleted and made again, unless somebody relies on it (see below).
 2. *adopted*: what the index says of itself is believed, and how far it holds the table is known.
 3. *in a stretch*: rows are being written; ``terms`` says in which primary terms that began. A commit ends the stretch and leads back to 2.
-4. *building*: where rows have to be written differently, a next generation of the index is filled beside the one that is used. ``built`` moves
+4. *building*: where rows have to be written differently, another index is filled beside the one that is used. ``built`` moves
    the alias over in one request; before that, nothing counts of the new one, and an attempt that was interrupted is deleted.
 
 An index may be deleted, restored or replaced at any moment. One that was not there may be made, but never one in place of an index that
@@ -179,12 +179,12 @@ class Tables:
         return place
 
     def building(self, old: Place, schema: TopicSchema, position: int) -> Place:
-        """The next generation of the index, which takes rows and is not used before ``built``."""
-        fresh = replace(old.names, generation=old.names.generation + 1)
+        """The table's next index, which takes rows and is not used before ``built``."""
+        fresh = replace(old.names, number=old.names.number + 1)
         if any(one.index == fresh.index and one.said and fresh.alias in one.aliases for one in self.indices.of(fresh.alias)):
             raise self._lost(schema.topic)  # a later writer has built it and uses it
         self.indices.delete([fresh.index])  # what an attempt before this one has left
-        self.indices.create(fresh, schema, self._settings(), aliased=False)
+        self.indices.create(fresh, schema, self._settings())
         standing = replace(old.standing.begun(self.followed.lineage(), position), building=True)
         place = self.begin_to_exist(fresh, schema, standing)
         if place is None:

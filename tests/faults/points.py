@@ -29,6 +29,7 @@ ROOMS: Final = {
     "tier": ("tier",),
     "lookup": ("lookup",),
     "states": ("states",),
+    "generations": ("generations",),
 }  # fmt: skip
 """Where the points of which first word are reached: the test module's scenario → first words."""
 

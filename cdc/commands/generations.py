@@ -1,0 +1,69 @@
+"""`cdc generations`: the copies of a store that there are beside each other."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc.commands.invocation import invocation, open_log, store_options
+from cdc.commands.output import console, line, print_json, size, table_of
+from cdc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cdc.model.position import Cut
+    from sinks.generations import Generation
+
+
+def generations(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The store's name in the configuration.")],
+    drop: Annotated[int | None, typer.Option("--drop", metavar="NUMBER", help="Remove this one, which must not be live.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List a store's generations: which is live, how far each is, its rows and its size."""
+    settings = invocation(context).settings()
+    from cdc.generations.alone import alone
+    from sinks import generations_of
+
+    with closing(open_log(settings)) as log, closing(generations_of(name, store_options(settings, name))) as held:
+        found = held.all()
+        if drop is not None:
+            if all(one.number != drop for one in found):
+                raise ConfigError(f"store {name} has no generation {drop}", hint=f"cdc generations {name}")
+            with alone(settings.log.dir, name):
+                held.drop(drop)
+            found = held.all()
+        head = log.head()
+    if as_json:
+        print_json({"store": name, "generations": [facts(one, head) for one in found]})
+        return
+    out = console()
+    rows = [[str(one.number), one.state, _position(one), _behind(one, head), str(one.rows), size(one.bytes)] for one in found]
+    if out.is_terminal:
+        out.print(table_of(name, (">generation", "state", ">position", ">behind", ">rows", ">size"), rows))
+    for number, state, position, behind, count, taken in [] if out.is_terminal else rows:
+        out.print(line(f"{name} generation {number}: {state}, position {position}, {behind} behind, {count} rows, {taken}"))
+    if not found:
+        out.print(line(f"{name} holds nothing yet"))
+
+
+def facts(one: Generation, head: Cut) -> dict[str, object]:
+    position = None if one.mark is None else int(one.mark.cut.position)
+    return {
+        "number": one.number,
+        "state": str(one.state),
+        "position": position,
+        "behind": None if position is None else max(0, head.position - position),
+        "rows": one.rows,
+        "bytes": one.bytes,
+    }
+
+
+def _position(one: Generation) -> str:
+    return "-" if one.mark is None else str(one.mark.cut.position)
+
+
+def _behind(one: Generation, head: Cut) -> str:
+    return "-" if one.mark is None else str(max(0, head.position - one.mark.cut.position))

@@ -1,0 +1,203 @@
+"""The next generation of a store, built from the log beside the live one, which is read and followed meanwhile as ever.
+
+1. *Building*: the rows as of the log's head are computed from the log and written, as when a store is built again in place (``cdc.follow.rebuild``).
+2. *Catching up*: what the log has got since is applied, as a follower does.
+3. *Comparing*: every row of the generation with the log's fold, at the cut where it stands. One that differs is not put into anybody's hands.
+4. *Swapping*: the live generation is held, what it has got last is applied here, too, and readers see this one from then on.
+
+A process that is killed leaves the live generation as it was, until the swap, which is one step. Whoever begins again goes on with what is there: a generation that was
+not built to the end is filled again, any other is caught up. Only one process builds at a time (a lease), so a generation that is being built needs no further
+fence; the store's follower fences this process by its epoch once the generation is live.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from cdc.clock import MACHINE
+from cdc.crashpoint import crashpoint
+from cdc.errors import ConfigError, StoreError
+from cdc.follow.apply import StoreWriter
+from cdc.follow.ranges import ChangeWaits, Opened, Ranges
+from cdc.follow.rebuild import Rebuilding
+from cdc.follow.rules import Rules
+from cdc.generations.alone import alone
+from cdc.generations.comparison import TableComparison, compare
+from cdc.log.contract import COMES_WITH_CAPTURE, selected
+from cdc.model.position import Cut
+from cdc.settings.models import StoreOptions
+from sinks.contract import CameRows, Sink, TopicAsOf
+from sinks.generations import Generation, Generations, GenerationState
+from sinks.heldlog import HeldLog
+
+BUILDER_EPOCH: Final = 1
+"""No follower's is lower."""
+CLOSE_S: Final = 1.0
+"""A pass over what the log has got that took no longer leaves little for the time while the live generation is held."""
+PASSES_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class BuildProgress:
+    """The work at this moment. ``expected``: how many rows there are at most; 0 where that is not known."""
+
+    phase: str
+    """building | catching up | comparing | swapping"""
+    rows: int = 0
+    expected: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrapped:
+    """``swapped`` is False where a table differs from the log."""
+
+    number: int
+    former: int
+    swapped: bool
+    cut: Cut
+    rows: int
+    seconds: float
+    tables: tuple[TableComparison, ...]
+
+
+@dataclass(slots=True)
+class Bootstrap:
+    """One store's. ``show``: called often, from the thread of ``carry_out``. ``stop`` ends it, with a retryable StoreError."""
+
+    name: str
+    options: StoreOptions
+    log_dir: Path
+    reader: HeldLog
+    generations: Generations
+    rules: Rules
+    stop: threading.Event
+    show: Callable[[BuildProgress], None] = lambda _: None
+    _ranges: Ranges = field(init=False)
+    _rebuilding: Rebuilding = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ranges = Ranges(self.options, self.reader, self.rules, MACHINE)
+        self._rebuilding = Rebuilding(self.rules, self.reader, self.stop, lambda: None)
+
+    def carry_out(self) -> Bootstrapped:
+        """Raises ConfigError where the store has no live generation yet, HeadwaterError when another process builds one, Stopped where a change of definition waits
+        for an operator, StoreError."""
+        began = MACHINE.monotonic()
+        if self.reader.lineage() is None:
+            raise StoreError(f"there is no log in {self.log_dir} yet", retryable=True, hint=COMES_WITH_CAPTURE)
+        with alone(self.log_dir, self.name):
+            live, number = self._numbers(self.generations.all())
+            with closing(self.generations.sink(number)) as sink:
+                try:
+                    cut = self._at_the_head(sink, number)
+                    tables = self._compared(sink, cut)
+                    equal = not any(table.differ for table in tables)
+                    cut = self._swapped(sink, number, cut) if equal else cut
+                except ChangeWaits as waits:
+                    raise waits.pause.stopped from None
+        rows = sum(table.rows for table in tables)
+        return Bootstrapped(number, live, equal, cut, rows, MACHINE.monotonic() - began, tables)
+
+    def _numbers(self, there: Sequence[Generation]) -> tuple[int, int]:
+        """The live generation's, and that of the one to build, which may have been begun before."""
+        live = next((one.number for one in there if one.state is GenerationState.LIVE), None)
+        if live is None:
+            raise ConfigError(
+                f"store {self.name} holds nothing yet, so there is nothing to build beside",
+                hint="cdc run, which fills it from the log",
+            )
+        newest = there[-1]
+        return live, newest.number if newest.state is GenerationState.BUILDING else newest.number + 1
+
+    def _at_the_head(self, sink: Sink, number: int) -> Cut:
+        mark = next((one.mark for one in self.generations.all() if one.number == number), None)
+        if mark is None or not mark.cut.position:
+            self._build(sink)
+            crashpoint("generations.built")
+        self.reader.forget()
+        cut = sink.open(self.reader, BUILDER_EPOCH)
+        self.reader.settle(sink)
+        sink.finish()
+        cut = self._caught_up(sink, cut)
+        crashpoint("generations.caught_up")
+        return cut
+
+    def _build(self, sink: Sink) -> None:
+        self.reader.forget()
+        cut = self.reader.head()
+        expected = sum(topic.rows for topic in selected(self.reader, self.options.tables))
+        written = 0
+
+        def counted(topic: TopicAsOf) -> Callable[[], Iterator[CameRows]]:
+            def rows() -> Iterator[CameRows]:
+                nonlocal written
+                for came in topic.rows():
+                    yield came
+                    written += len(came.rows)
+                    self.show(BuildProgress("building", written, expected))
+
+            return rows
+
+        self.show(BuildProgress("building", 0, expected))
+        topics = [replace(topic, rows=counted(topic)) for topic in self._rebuilding.topics(sink, cut)]
+        sink.rebuild(self.reader, BUILDER_EPOCH, cut, topics)
+
+    def _caught_up(self, sink: Sink, cut: Cut) -> Cut:
+        """Applies what the log has, until a pass over it has taken little time."""
+        for _ in range(PASSES_MAX):
+            began = MACHINE.monotonic()
+            cut = self._followed(sink, cut, self.reader.head())
+            if MACHINE.monotonic() - began < CLOSE_S:
+                return cut
+        raise StoreError(
+            f"store {self.name}: its new generation does not catch up with the log",
+            retryable=True,
+            hint="run it again when less is written",
+        )
+
+    def _followed(self, sink: Sink, cut: Cut, end: Cut) -> Cut:
+        lineage = self.reader.lineage()
+        history = None if lineage is None else lineage.history
+        begin = cut.position
+        while cut.position < end.position:
+            if self.stop.is_set():
+                raise StoreError(f"store {self.name}: its new generation was not finished", retryable=True)
+            self.show(BuildProgress("catching up", cut.position - begin, end.position - begin))
+            taken = self._ranges.take(Opened(sink, StoreWriter(self.log_dir, BUILDER_EPOCH, 1, history)), cut.position, end, None)
+            sink.commit(taken.cut)
+            self._ranges.committed(taken)
+            cut = taken.cut
+        return cut
+
+    def _compared(self, sink: Sink, cut: Cut) -> tuple[TableComparison, ...]:
+        sink.make_visible()
+        expected = sum(topic.rows for topic in selected(self.reader, self.options.tables))
+        found, before = list[TableComparison](), 0
+
+        def scanned(rows: int) -> None:
+            self.show(BuildProgress("comparing", before + rows, expected))
+
+        scanned(0)
+        for topic in self._rebuilding.topics(sink, cut):
+            found.append(compare(sink, topic, scanned))
+            before += found[-1].rows
+        self._rebuilding.name_failed(sink)  # here, as the process may have been killed since it was built
+        crashpoint("generations.compared")
+        return tuple(found)
+
+    def _swapped(self, sink: Sink, number: int, cut: Cut) -> Cut:
+        cut = self._caught_up(sink, cut)
+        self.show(BuildProgress("swapping"))
+        last = self.generations.hold()
+        try:
+            cut = self._followed(sink, cut, last)
+            sink.make_visible()
+            self.generations.swap(number)
+        finally:
+            self.generations.release()  # nothing to end once it has swapped
+        return cut

@@ -1,0 +1,51 @@
+"""A generation's own rows against the log's fold at the same cut. Nothing is in flight there: whatever differs does differ."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cdc.audit.deadletters import KnownLetters, without
+from cdc.audit.engine import Side, key_indices, suspects
+from cdc.audit.suspects import Differing
+from sinks.contract import Sink, TopicAsOf, audit_schema
+from sinks.render.rowtext import row_text
+
+LISTED_KEYS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class TableComparison:
+    """``differ``: how many keys, ``keys``: the first of them. ``aside``: keys of dead letters, which the store cannot hold. Holds no other values of rows."""
+
+    table: str
+    rows: int
+    differ: int
+    aside: int
+    keys: tuple[Mapping[str, str | None], ...] = ()
+
+
+def compare(sink: Sink, topic: TopicAsOf, scanned: Callable[[int], None]) -> TableComparison:
+    """``sink``: opened, at the cut that ``topic`` is as of, with everything visible. ``scanned``: called with the number of rows of the store, often."""
+    schema = topic.shape.schema
+    texts, key, seed = audit_schema(schema), key_indices(schema), secrets.randbits(63)
+    with ExitStack() as stack:
+        log, store = (Side(texts, key, seed, distinct=not schema.key) for _ in range(2))
+        stack.callback(log.close)
+        stack.callback(store.close)
+        if not topic.dropped:
+            for came in topic.rows():
+                log.add(sink.as_held(row_text(came.rows, schema), schema))
+        for batch in sink.scan(schema):
+            store.add(batch)
+            scanned(store.rows)
+        found = suspects(log, store)
+        differing = Differing(found, np.ones(found.num_rows, np.int64))
+        drift = without(differing, KnownLetters.of(sink).among(differing, schema)).keys
+        listed = tuple(drift.slice(0, LISTED_KEYS).to_pylist())
+        return TableComparison(schema.topic, store.rows, drift.num_rows, found.num_rows - drift.num_rows, listed)

@@ -1,0 +1,49 @@
+"""The names of a search store's generations: no two share one, and each is found again by its ledger."""
+
+from __future__ import annotations
+
+import pytest
+
+from sinks.search.shown import GenerationNames, Shown
+
+
+def test_the_first_has_the_names_that_the_configuration_gives() -> None:
+    first = GenerationNames("search")
+    assert (first.owner, first.ledger) == ("search", ".headwater-search")
+    assert first.own("public.orders") == first.searched("public.orders") == "public.orders"
+
+
+def test_any_other_has_names_of_its_own() -> None:
+    third = GenerationNames("search", 3)
+    assert (third.owner, third.ledger) == ("search@3", ".headwater-search@g3")
+    assert third.own("public.orders") == "public.orders.gen3"
+    assert third.searched("public.orders.gen3") == "public.orders"
+    assert third.live == GenerationNames("search").live
+
+
+@pytest.mark.parametrize("number", [1, 2, 17])
+def test_a_generation_is_known_by_its_ledger(number: int) -> None:
+    names = GenerationNames("search", number)
+    assert GenerationNames("search").of(names.ledger) == names
+
+
+@pytest.mark.parametrize(
+    "index",
+    [".headwater-search@dead", ".headwater-search@g2@dead", ".headwater-searches", ".headwater-search@g", "public.orders@1"],
+)
+def test_no_other_index_is_a_ledger(index: str) -> None:
+    assert GenerationNames("search").of(index) is None
+
+
+def test_only_generations_of_the_same_store_are_related() -> None:
+    names = GenerationNames("search", 2)
+    assert [owner for owner in ("search", "search@3", "searching", "search2", "other") if names.related(owner)] == [
+        "search",
+        "search@3",
+    ]
+
+
+def test_what_readers_see_changes_only_as_long_as_the_generation_is_live() -> None:
+    first, second = Shown(GenerationNames("search", 2)).condition()
+    assert first == {"remove": {"index": ".headwater-search@g2", "alias": ".headwater-search@live", "must_exist": True}}
+    assert second["add"]["index"] == ".headwater-search@g2"
