@@ -35,7 +35,7 @@ from cdc.model.batch import is_truncate, topic_schema
 from cdc.model.evolution import Kind, topic_change_of
 from cdc.model.position import Cut, Position
 from cdc.replay.state import refuse_compacted
-from cdc.state.auditstanding import Drift
+from cdc.state.auditstate import Drift
 from sinks.contract import Expiring, Shape, Sink, audit_schema
 from sinks.heldlog import HeldLog
 from sinks.past import definitions, live_rows

@@ -1,7 +1,7 @@
 """The continuous audit: every store's tables against the log, in rounds, by a thread beside the followers that keeps to a budget (``cdc.audit.budget``).
 
 A round takes a store's tables one after the other, and of a large one a range of its keys at a time; the stores take turns. After each range the
-standing is written (``cdc.state.auditstanding``), so that a restart costs the range at hand. It opens stores to read, as `cdc audit` does, and
+standing is written (``cdc.state.auditstate``), so that a restart costs the range at hand. It opens stores to read, as `cdc audit` does, and
 repairs nothing: what it finds is reported until a later round no longer finds it.
 """
 
@@ -27,9 +27,9 @@ from cdc.follow.rules import Rules
 from cdc.log.contract import LogReader, Topic, selected
 from cdc.log.home import open_reader
 from cdc.settings.models import Contract, Settings, StoreOptions
-from cdc.state import auditstanding, rebuilds, status
+from cdc.state import auditstate, rebuilds, status
 from cdc.state.approvals import approved
-from cdc.state.auditstanding import AuditStanding, TableStanding, TableWork
+from cdc.state.auditstate import AuditStanding, TableStanding, TableWork
 from sinks import make_sink, traits_of
 from sinks.contract import Sink
 from sinks.heldlog import HeldLog
@@ -120,12 +120,12 @@ class ContinuousAudit(BackgroundPart):
         """Takes it for the store's, and writes it where it is another than before. Raises OSError."""
         if standing != known.standing:
             known.standing = standing
-            auditstanding.save(self._settings.run_dir, name, standing)
+            auditstate.save(self._settings.run_dir, name, standing)
 
     def _loaded(self, name: str) -> AuditStanding:
         """A damaged file is bookkeeping that was lost: it is said, and the store's audit begins again."""
         try:
-            return auditstanding.load(self._settings.run_dir, name) or AuditStanding()
+            return auditstate.load(self._settings.run_dir, name) or AuditStanding()
         except StoreError as error:
             _log.warning(f"{error}: the audit of store {name} begins again")
             return AuditStanding()

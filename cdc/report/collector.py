@@ -34,7 +34,7 @@ from cdc.report.shape import (
 )
 from cdc.settings.models import Settings, StoreOptions
 from cdc.settings.storetables import mistaken
-from cdc.state import auditstanding, status, stops
+from cdc.state import auditstate, status, stops
 from cdc.terminal import counted, visible
 from cdc.version import VERSION
 from snapshots.requests import Requests, asked_at
@@ -62,7 +62,7 @@ class _Statuses:
     capture: status.CaptureStatus | None
     supervisor: status.SupervisorStatus | None
     followers: Mapping[str, status.FollowerStatus | None]
-    audits: Mapping[str, auditstanding.AuditStanding | None]
+    audits: Mapping[str, auditstate.AuditStanding | None]
 
     @classmethod
     def by_now(cls, settings: Settings) -> Self:
@@ -228,19 +228,19 @@ def _follower(parts: _Statuses, name: str, store: StoreOptions, reader: LogReade
     )
 
 
-def _standing(settings: Settings, store: str) -> auditstanding.AuditStanding | None:
+def _standing(settings: Settings, store: str) -> auditstate.AuditStanding | None:
     """A damaged file tells nothing; the audit replaces it."""
     try:
-        return auditstanding.load(settings.run_dir, store) if settings.audit.continuous else None
+        return auditstate.load(settings.run_dir, store) if settings.audit.continuous else None
     except StoreError:
         return None
 
 
-def _audit(found: auditstanding.AuditStanding | None) -> AuditReport | None:
+def _audit(found: auditstate.AuditStanding | None) -> AuditReport | None:
     return None if found is None else AuditReport(found.waits, round(found.share(), 4), tuple(map(_audited, found.tables)))
 
 
-def _audited(one: auditstanding.TableStanding) -> AuditedTableReport:
+def _audited(one: auditstate.TableStanding) -> AuditedTableReport:
     drift = one.drift
     return AuditedTableReport(
         table=one.table,

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from cdc.state import approvals, auditstanding, letterrequests, rebuilds, status, stops
+from cdc.state import approvals, auditstate, letterrequests, rebuilds, status, stops
 
 _PREFIX: Final = "follow-"
 
@@ -18,7 +18,7 @@ def forget(run_dir: Path, store: str) -> None:
     approvals.forget(run_dir, store)
     rebuilds.carried_out(run_dir, store)
     letterrequests.forget(run_dir, store)
-    auditstanding.forget(run_dir, store)
+    auditstate.forget(run_dir, store)
     stops.clear_part(run_dir, _PREFIX + store)
     status.remove(run_dir, _PREFIX + store)
 

@@ -24,8 +24,8 @@ from cdc.report.collector import gather
 from cdc.report.probe import SourceProbe
 from cdc.report.shape import AuditedTableReport, Report
 from cdc.settings.models import Audit, Settings
-from cdc.state import auditstanding, rebuilds
-from cdc.state.auditstanding import AuditStanding
+from cdc.state import auditstate, rebuilds
+from cdc.state.auditstate import AuditStanding
 from snapshots.requests import Request, Requests
 from tests.conftest import Database
 from tests.integration.pipeline import service, settings_of
@@ -113,7 +113,7 @@ def audited(settings: Settings) -> AuditedTableReport | None:
 
 def compared_since(settings: Settings, moment: float) -> bool:
     """Whether all of the table has been compared in a round that began later."""
-    standing = auditstanding.load(settings.run_dir, next(iter(settings.stores)))
+    standing = auditstate.load(settings.run_dir, next(iter(settings.stores)))
     return standing is not None and standing.ended_at >= standing.round_at > moment
 
 
@@ -219,7 +219,7 @@ def test_a_restart_goes_on_where_the_audit_stood_and_keeps_within_its_share(post
         with auditing(settings) as first:
             until(lambda: any(one.work and one.work.done for standing in first.shown for one in standing.tables), "no range")
             first._stop.set()
-        left = auditstanding.load(settings.run_dir, twin)
+        left = auditstate.load(settings.run_dir, twin)
         assert left is not None
         slow = settings.model_copy(update={"audit": Audit(core_share=SHARE, pause_s=0.0)})
         with auditing(slow) as second:

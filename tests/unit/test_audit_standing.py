@@ -9,8 +9,8 @@ import pytest
 
 from cdc.audit.keyrange import KeyRange
 from cdc.errors import StoreError
-from cdc.state import auditstanding
-from cdc.state.auditstanding import AuditStanding, Drift, TableStanding, TableWork
+from cdc.state import auditstate
+from cdc.state.auditstate import AuditStanding, Drift, TableStanding, TableWork
 from cdc.state.strangers import forget
 
 FOUND = AuditStanding(
@@ -26,19 +26,19 @@ FOUND = AuditStanding(
 
 
 def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
-    assert auditstanding.load(tmp_path, "cache") is None
-    auditstanding.save(tmp_path, "cache", FOUND)
-    assert auditstanding.load(tmp_path, "cache") == FOUND
+    assert auditstate.load(tmp_path, "cache") is None
+    auditstate.save(tmp_path, "cache", FOUND)
+    assert auditstate.load(tmp_path, "cache") == FOUND
     forget(tmp_path, "cache")
-    assert auditstanding.load(tmp_path, "cache") is None
+    assert auditstate.load(tmp_path, "cache") is None
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    auditstanding.save(tmp_path, "cache", FOUND)
+    auditstate.save(tmp_path, "cache", FOUND)
     (path,) = (tmp_path / "audit").iterdir()
     path.write_bytes(path.read_bytes().replace(b"public.a", b"public.x"))
     with pytest.raises(StoreError, match="is damaged"):
-        auditstanding.load(tmp_path, "cache")
+        auditstate.load(tmp_path, "cache")
 
 
 def test_how_far_a_round_is() -> None:

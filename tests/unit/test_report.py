@@ -26,8 +26,8 @@ from cdc.settings.models import Audit, Log, Settings, Source, StoreOptions
 from cdc.source.budget import wal_rate
 from cdc.source.heldwal import HeldWal
 from cdc.source.slot import SlotFacts, SlotReader
-from cdc.state import auditstanding, jsonfile, status, stops
-from cdc.state.auditstanding import AuditStanding, Drift, TableStanding
+from cdc.state import auditstate, jsonfile, status, stops
+from cdc.state.auditstate import AuditStanding, Drift, TableStanding
 from snapshots.requests import Request, RequestOutcome, Requests
 
 CANARY = "s3cr3t-canary"
@@ -181,7 +181,7 @@ def test_what_the_continuous_audit_has_found_is_a_problem(tmp_path: Path) -> Non
     well(tmp_path)
     whole = TableStanding("public.a", 60.0, 60.0, 7, Drift(rows=5))
     differs = TableStanding("public.t", 0.0, 70.0, 9, Drift(9, 1, 2, 3, 4, at_least=True))
-    auditstanding.save(tmp_path / "run", "cache", AuditStanding(50.0, 80.0, None, (whole, differs)))
+    auditstate.save(tmp_path / "run", "cache", AuditStanding(50.0, 80.0, None, (whole, differs)))
     found = taken(tmp_path)
     assert found.problems == (
         "store cache differs from the log in at least 6 rows of public.t (1 missing, 2 extra, 3 different) → "
@@ -236,7 +236,7 @@ def test_the_documented_keys_are_the_real_ones(tmp_path: Path) -> None:
         tmp_path / "run", "supervisor", status.SupervisorStatus(pid=os.getpid(), processes=[status.ProcessStatus("capture")])
     )
     stops.record(tmp_path / "run", "follow-cache", Stopped(StopState.STORE_REFUSES, "all"))
-    auditstanding.save(tmp_path / "run", "cache", AuditStanding(tables=(TableStanding("public.t"),)))
+    auditstate.save(tmp_path / "run", "cache", AuditStanding(tables=(TableStanding("public.t"),)))
     told = taken(tmp_path).to_json()
     assert json.loads(json.dumps(told, allow_nan=False)).keys() == told.keys()
     assert shape.__doc__ is not None
