@@ -22,6 +22,8 @@ def held_commit(server: Postgres, statement: str, dsn: str = "") -> Iterator[Non
         try:
             while admin.execute("show synchronous_standby_names").fetchone() != ("nobody",):
                 time.sleep(0.01)
+            # It is the checkpointer that tells the others whether commits wait, as soon as it has read the setting; it does so before its work.
+            admin.execute("checkpoint")
             committing.start()
             while not admin.execute("select 1 from pg_stat_activity where wait_event = 'SyncRep'").fetchone():
                 time.sleep(0.01)
