@@ -21,14 +21,16 @@ from typing import Final
 
 from cdc.clock import MACHINE
 from cdc.crashpoint import crashpoint
-from cdc.errors import ConfigError, StoreError
+from cdc.errors import ConfigError, Stopped, StopState, StoreError
 from cdc.follow.apply import StoreWriter
 from cdc.follow.ranges import ChangeWaits, Opened, Ranges
 from cdc.follow.rebuild import Rebuilding
 from cdc.follow.rules import Rules
 from cdc.generations.alone import alone
 from cdc.generations.comparison import TableComparison, compare
+from cdc.generations.refusals import lacking, refuse_beyond
 from cdc.log.contract import COMES_WITH_CAPTURE, selected
+from cdc.model.lineage import Lineage, believed
 from cdc.model.position import Cut
 from cdc.settings.models import StoreOptions
 from sinks.contract import CameRows, Sink, TopicAsOf
@@ -40,6 +42,8 @@ BUILDER_EPOCH: Final = 1
 CLOSE_S: Final = 1.0
 """A pass over what the log has got that took no longer leaves little for the time while the live generation is held."""
 PASSES_MAX: Final = 20
+_BEYOND_HELP: Final = (StopState.POSITION_GONE, StopState.OTHER_LOG, StopState.DIVERGED)
+"""With one of these a generation that was begun earlier cannot be brought on by this log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +89,20 @@ class Bootstrap:
         self._rebuilding = Rebuilding(self.rules, self.reader, self.stop, lambda: None)
 
     def carry_out(self) -> Bootstrapped:
-        """Raises ConfigError where the store has no live generation yet, HeadwaterError when another process builds one, Stopped where a change of definition waits
-        for an operator, StoreError."""
+        """Raises ConfigError where the store has no live generation yet or the log no table for it, HeadwaterError when another process builds one, Stopped where a
+        change of definition waits for an operator or the live generation is not of this log, StoreError."""
         began = MACHINE.monotonic()
-        if self.reader.lineage() is None:
+        lineage = self.reader.lineage()
+        if lineage is None:
             raise StoreError(f"there is no log in {self.log_dir} yet", retryable=True, hint=COMES_WITH_CAPTURE)
+        if not selected(self.reader, self.options.tables):
+            raise ConfigError(
+                f"the log has no table that store {self.name} holds", hint=f"see tables in [stores.{self.name}], and cdc log ls"
+            )
         with alone(self.log_dir, self.name):
-            live, number = self._numbers(self.generations.all())
+            there = self.generations.all()
+            live, number = self._numbers(there)
+            self._refuse_foreign(next(one for one in there if one.number == live), lineage)
             with closing(self.generations.sink(number)) as sink:
                 try:
                     cut = self._at_the_head(sink, number)
@@ -102,6 +113,10 @@ class Bootstrap:
                     raise waits.pause.stopped from None
         rows = sum(table.rows for table in tables)
         return Bootstrapped(number, live, equal, cut, rows, MACHINE.monotonic() - began, tables)
+
+    def _refuse_foreign(self, live: Generation, lineage: Lineage) -> None:
+        if live.mark is not None:
+            refuse_beyond(self.reader.head(), believed(live.mark, lineage, f"store {self.name}"), f"store {self.name}")
 
     def _numbers(self, there: Sequence[Generation]) -> tuple[int, int]:
         """The live generation's, and that of the one to build, which may have been begun before."""
@@ -116,9 +131,17 @@ class Bootstrap:
 
     def _at_the_head(self, sink: Sink, number: int) -> Cut:
         mark = next((one.mark for one in self.generations.all() if one.number == number), None)
-        if mark is None or not mark.cut.position:
-            self._build(sink)
-            crashpoint("generations.built")
+        if mark is not None and mark.cut.position:
+            try:
+                return self._brought_up(sink)
+            except Stopped as stopped:
+                if stopped.state not in _BEYOND_HELP:
+                    raise
+        self._build(sink)
+        crashpoint("generations.built")
+        return self._brought_up(sink)
+
+    def _brought_up(self, sink: Sink) -> Cut:
         self.reader.forget()
         cut = sink.open(self.reader, BUILDER_EPOCH)
         self.reader.settle(sink)
@@ -197,6 +220,8 @@ class Bootstrap:
         try:
             cut = self._followed(sink, cut, last)
             sink.make_visible()
+            if sink.applied().position < cut.position:
+                raise lacking(self.name, number)
             self.generations.swap(number)
         finally:
             self.generations.release()  # nothing to end once it has swapped

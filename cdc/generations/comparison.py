@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 
 from cdc.audit.deadletters import KnownLetters, without
 from cdc.audit.engine import Side, key_indices, suspects
-from cdc.audit.suspects import Differing
+from cdc.audit.suspects import Differing, look
+from cdc.model.topic import TopicSchema
 from sinks.contract import Sink, TopicAsOf, audit_schema
 from sinks.render.rowtext import row_text
 
@@ -45,7 +47,19 @@ def compare(sink: Sink, topic: TopicAsOf, scanned: Callable[[int], None]) -> Tab
             store.add(batch)
             scanned(store.rows)
         found = suspects(log, store)
-        differing = Differing(found, np.ones(found.num_rows, np.int64))
-        drift = without(differing, KnownLetters.of(sink).among(differing, schema)).keys
+        drift = _unexplained(sink, schema, found, seed)
         listed = tuple(drift.slice(0, LISTED_KEYS).to_pylist())
         return TableComparison(schema.topic, store.rows, drift.num_rows, found.num_rows - drift.num_rows, listed)
+
+
+def _unexplained(sink: Sink, schema: TopicSchema, found: pa.RecordBatch, seed: int) -> pa.RecordBatch:
+    """The keys without those of dead letters. A letter explains that a row is missing, and no row that the store holds."""
+    differing = Differing(found, np.ones(found.num_rows, np.int64))
+    states = KnownLetters.of(sink).among(differing, schema)
+    named = np.flatnonzero([state is not None for state in states])
+    if len(named):
+        keys = found.take(named)
+        held = look(keys, [sink.fetch(schema, keys)], key_indices(schema), len(schema.fields), seed).rows > 0
+        for at in named[held].tolist():
+            states[at] = None
+    return without(differing, states).keys

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from cdc.errors import ConfigError
+from cdc.generations.refusals import lacking, refuse_beyond
 from cdc.model.position import Cut
 from sinks.generations import Generation, Generations, GenerationState
 from sinks.heldlog import HeldLog
@@ -23,14 +24,17 @@ class RolledBack:
 
 
 def roll_back(name: str, generations: Generations, reader: HeldLog, number: int | None = None) -> RolledBack:
-    """``number``: which; by default the newest that is kept. To be done ``alone``. Raises ConfigError where there is none such, Stopped where the log cannot bring it on any more
-    (nothing has changed then), StoreError."""
+    """``number``: which; by default the newest that is kept. To be done ``alone``. Raises ConfigError where there is none such, Stopped where the log cannot bring it on any more,
+    StoreError, also where it has lost something; nothing has changed then."""
     there = generations.all()
     live = next((one.number for one in there if one.state is GenerationState.LIVE), None)
     chosen = _chosen(name, there, number)
     with closing(generations.sink(chosen.number)) as sink:
         cut = sink.open(reader)
+        if chosen.mark is None or cut.position < chosen.mark.cut.position:
+            raise lacking(name, chosen.number)
         head = reader.head()
+        refuse_beyond(head, cut, f"generation {chosen.number} of store {name}")
         if head.position > cut.position:
             reader.cut_within(cut.position, 1, 1)
     generations.hold()

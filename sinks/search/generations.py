@@ -11,10 +11,10 @@ from typing import Any, Final
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.model.position import ZERO_CUT, Cut
-from sinks.generations import Generation
+from sinks.generations import Generation, GenerationState
 from sinks.render.choices import Choices
 from sinks.search import fields
-from sinks.search.indices import LIVING, Found, by_alias, searched, searching
+from sinks.search.indices import Found, by_alias, measured, searched, searching
 from sinks.search.ledger import SearchLedger
 from sinks.search.options import Options
 from sinks.search.parts import Parts, parts_of, remove
@@ -23,7 +23,6 @@ from sinks.search.shown import GenerationNames, GenerationReplaced, Shown, chang
 from sinks.search.sink import SearchSink
 from sinks.search.wire import Cluster
 
-_COUNTING: Final = "counting its rows"
 _UNDER_WAY_S: Final = 0.2
 """A commit that had found its way to the ledger before that was held has been written by then."""
 
@@ -40,20 +39,14 @@ class SearchGenerations:
         """The live generation and the alias by which this process holds it."""
 
     def all(self) -> Sequence[Generation]:
-        return [self._described(one) for one in self._register.all()]
+        found = self._register.all()
+        live = self._register.live(found)
+        return [self._described(one, GenerationState.LIVE if one.names == live else one.state) for one in found]
 
-    def _described(self, one: Registered) -> Generation:
+    def _described(self, one: Registered, state: GenerationState) -> Generation:
         entry = SearchLedger(self._cluster, Shown(one.names, live=False)).peek()
-        indices = ",".join(index.index for index in self._used(one.names))
-        rows = size = 0
-        if indices:
-            params = {"expand_wildcards": "all", "ignore_unavailable": "true"}
-            self._cluster.ask("a refresh", "POST", f"/{indices}/_refresh", params=params)
-            rows = self._cluster.ask(_COUNTING, "POST", f"/{indices}/_count", {"query": LIVING}, params=params)["count"]
-            parts = {"filter_path": "_all.primaries.store.size_in_bytes", "expand_wildcards": "all"}
-            found = self._cluster.ask(_COUNTING, "GET", f"/{indices}/_stats/store", params=parts)
-            size = found.get("_all", {}).get("primaries", {}).get("store", {}).get("size_in_bytes", 0)
-        return Generation(one.names.number, one.state, None if entry is None else entry.mark, int(rows), int(size))
+        rows, size = measured(self._cluster, [index.index for index in self._used(one.names)])
+        return Generation(one.names.number, state, None if entry is None else entry.mark, rows, size)
 
     def sink(self, number: int) -> SearchSink:
         return SearchSink(self.name, self._options, generation=number)
@@ -107,7 +100,7 @@ class SearchGenerations:
 
     def drop(self, number: int) -> None:
         names = GenerationNames(self.name, number)
-        if any(one.live for one in self._register.all() if one.names == names):
+        if self._register.live(self._register.all()) == names:
             raise StoreError(f"store {self.name}: generation {number} is live", retryable=False, hint=f"cdc rollback {self.name}")
         with self._parts(names) as parts:
             remove(parts)

@@ -24,6 +24,7 @@ from sinks.search.wire import Cluster
 LIVING: Final[dict[str, Any]] = {"bool": {"must_not": {"term": {DELETED: True}}}}
 APART: Final = 'index = "{schema}.{table}"'
 _LOOKING: Final = "looking at the indices"
+_MEASURING: Final = "measuring the indices"
 _BRIEF: Final = (
     f"*.aliases,*.mappings._meta,*.mappings.properties.{FIELD},"
     "*.settings.index.creation_date,*.settings.index.number_of_shards,*.settings.index.provided_name"
@@ -315,6 +316,19 @@ def _said(found: Found, copies: tuple[IndexCopy | None, ...], ids: tuple[str, ..
         owner = Owner(one.store, one.mark.log, one.topic)
     whole = whole_of(copies, found.born)
     return replace(found, owner=owner, copies=copies, ids=ids, whole=whole)
+
+
+def measured(cluster: Cluster, indices: Iterable[str]) -> tuple[int, int]:
+    """How many rows those have that are there, the latest of them too, and how many bytes."""
+    there = {"expand_wildcards": "all", "ignore_unavailable": "true"}
+    parts = {"filter_path": "_all.primaries.store.size_in_bytes", "expand_wildcards": "all"}
+    rows = size = 0
+    for names in _paths(indices):
+        cluster.ask("a refresh", "POST", f"{names}/_refresh", params=there)
+        rows += int(cluster.ask(_MEASURING, "POST", f"{names}/_count", {"query": LIVING}, params=there)["count"])
+        found = cluster.ask(_MEASURING, "GET", f"{names}/_stats/store", params=parts)
+        size += int(found.get("_all", {}).get("primaries", {}).get("store", {}).get("size_in_bytes", 0))
+    return rows, size
 
 
 def _paths(indices: Iterable[str]) -> Iterator[str]:

@@ -307,7 +307,11 @@ class SearchSink:
     # -- dead letters (``sinks.deadletters.LetterBox``) ---------------------------------------------------------------
 
     def letters(self) -> tuple[Letter, ...]:
-        return self._rows.letters.read() if self._epoch is None else self._rows.letters.known.all
+        if self._epoch is not None:
+            return self._rows.letters.known.all
+        if not self._tables.followed.begun:
+            self._choose(writing=False)  # asked of a store that has not been opened
+        return self._rows.letters.read()
 
     def keep(self, letters: Collection[Letter]) -> None:
         self._writes()

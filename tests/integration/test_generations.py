@@ -8,15 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cdc.__main__ import main
-from cdc.crashpoint import KILLED
+from cdc.crashpoint import KILLED, decided_by
 from cdc.embedded.opensearch import OpenSearch
-from cdc.errors import ConfigError, StoreError
+from cdc.errors import ConfigError, Stopped, StoreError
 from cdc.follow.follower import Follower
 from cdc.follow.rules import Rules
 from cdc.generations.bootstrap import Bootstrap, Bootstrapped
@@ -24,19 +25,22 @@ from cdc.generations.rollback import roll_back
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.home import open_reader
 from cdc.model.batch import Op
-from cdc.model.position import Lsn
+from cdc.model.evolution import Kind
+from cdc.model.position import Lsn, Position
 from cdc.model.topic import TopicSchema
 from cdc.settings.file import load
 from cdc.settings.models import Settings
 from sinks import generations_of, options_model
+from sinks.deadletters import Letter
 from sinks.generations import HELD_AT_MOST_S, GenerationState
 from sinks.heldlog import HeldLog
 from sinks.search.sink import Options, SearchSink
-from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
+from tests.contract.rows import ORDERS, PAIRS, batch, order, schema, upserts
 from tests.contract.test_marks import apply, pair
 from tests.faults import points
 from tests.logs import LooseLog
 
+EVENTS = replace(ORDERS, oid=20001, name="events")
 LONG_S = 300.0
 """On a machine with much else to do."""
 
@@ -86,11 +90,11 @@ class Shop:
             return {one.number: one.state for one in generations.all()}
 
     def found(self, alias: str = "public.orders") -> dict[str, str]:
-        """What a user finds: id → status."""
+        """What a user finds: id → status, or a pair's value."""
         self.server.request("POST", f"/{alias}/_refresh")
         hits = self.server.request("POST", f"/{alias}/_search", {"size": 1000})["hits"]["hits"]
         assert len({hit["_id"] for hit in hits}) == len(hits), "a row is found twice"
-        return {hit["_id"]: hit["_source"]["status"] for hit in hits}
+        return {hit["_id"]: hit["_source"].get("status") or hit["_source"]["v"] for hit in hits}
 
 
 @pytest.fixture
@@ -109,6 +113,11 @@ def test_the_next_generation_takes_the_place_of_the_live_one_and_gives_it_back(s
     assert (done.swapped, done.number, done.former, done.rows) == (True, 2, 1, 4)
     assert shop.generations() == {1: GenerationState.KEPT, 2: GenerationState.LIVE}
     assert shop.found() == before
+    said = {"table": "public.orders", "position": 1, "reason": "too long"}
+    shop.server.request("PUT", "/.headwater-search@g2@dead/_doc/public.orders@1", said)
+    with closing(SearchSink("search", shop.options)) as unopened:
+        assert [one.reason for one in unopened.letters()] == ["too long"]
+    shop.server.request("DELETE", "/.headwater-search@g2@dead/_doc/public.orders@1")
 
     with pytest.raises(StoreError, match="no longer the live one") as stale:
         shop.sink.applied()
@@ -138,6 +147,118 @@ def test_the_next_generation_takes_the_place_of_the_live_one_and_gives_it_back(s
     assert shop.generations() == {1: GenerationState.LIVE}
     indices = shop.server.request("GET", "/_cat/indices?format=json&expand_wildcards=all")
     assert not [one["index"] for one in indices if "gen2" in one["index"] or "@g2" in one["index"]]
+
+
+class At:
+    """Does something when a crash point is reached."""
+
+    def __init__(self, point: str, work: Callable[[], None]) -> None:
+        self.point = point
+        self.work = work
+
+    def reach(self, name: str) -> None:
+        if name == self.point:
+            self.work()
+
+
+def test_a_generation_with_a_row_that_differs_is_not_swapped(shop: Shop) -> None:
+    before = shop.found()
+
+    def tamper() -> None:
+        """One document is changed, where a dead letter says that there is none, and one is deleted."""
+        letter = {"table": "public.orders", "position": 1, "reason": "too long"}
+        whole = {**letter, "letter": Letter("public.orders", Position(1), "too long", "1").to_json()}
+        shop.server.request("PUT", "/.headwater-search@g2@dead/_doc/public.orders@1", whole)
+        changed = {"script": {"source": "ctx._source.status = 'changed'"}, "query": {"ids": {"values": ["1"]}}}
+        shop.server.request("POST", "/public.orders.gen2@1/_refresh")
+        shop.server.request("POST", "/public.orders.gen2@1/_update_by_query", changed)
+        shop.server.request("DELETE", "/public.orders.gen2@1/_doc/2")
+
+    with decided_by(At("generations.built", tamper)):
+        done = shop.bootstrap()
+    assert (done.swapped, done.number) == (False, 2)
+    differ = {one.table: (one.differ, one.aside, {key["id"] for key in one.keys}) for one in done.tables}
+    assert differ == {"public.orders": (2, 0, {"1", "2"}), "public.pairs": (0, 0, set())}
+    assert shop.generations() == {1: GenerationState.LIVE, 2: GenerationState.BUILDING}
+    assert shop.found() == before
+    shop.put(batch(ORDERS, [(Op.UPDATE, 5, order(1, "paid"))]))
+    shop.follow()
+    assert shop.found() == {**before, "1": "paid"}
+
+
+def test_a_generation_that_has_lost_an_index_is_not_shown(shop: Shop) -> None:
+    lost, pairs = "it lacks what it said that it holds", shop.found("public.pairs")
+
+    def lose(index: str) -> None:
+        shop.server.request("DELETE", f"/{index}")
+
+    with decided_by(At("generations.search_held", lambda: lose("public.pairs.gen2@1"))), pytest.raises(StoreError):
+        shop.bootstrap()
+    assert shop.found("public.pairs") == pairs
+    assert shop.bootstrap().swapped, "it is filled again"
+    lose("public.pairs@1")
+    with closing(generations_of("search", shop.options)) as generations, pytest.raises(StoreError, match=lost):
+        roll_back("search", generations, shop.held())
+    assert shop.found("public.pairs") == pairs
+    assert shop.generations() == {1: GenerationState.KEPT, 2: GenerationState.LIVE}
+
+
+def test_the_generation_that_readers_see_is_not_removed_where_its_ledger_does_not_say_so(shop: Shop) -> None:
+    """As a ledger from before there were generations."""
+    alias = {"index": ".headwater-search", "alias": ".headwater-search@live"}
+    shop.server.request("POST", "/_aliases", {"actions": [{"remove": alias}]})
+    with closing(generations_of("search", shop.options)) as generations, pytest.raises(StoreError, match="is live"):
+        generations.drop(1)
+    assert shop.generations() == {1: GenerationState.LIVE}
+    shop.follow()
+    assert shop.bootstrap().swapped
+
+
+def test_a_live_generation_of_another_log_or_beyond_this_one_is_left_alone(shop: Shop) -> None:
+    older = shop.log.copied()
+    shop.put(upserts(ORDERS, 5, [order(4)]))
+    shop.follow()
+    shop.log = older
+    with pytest.raises(Stopped, match="DIVERGED"):
+        shop.bootstrap()
+    shop.log = LooseLog()
+    shop.put(upserts(ORDERS, 1, [order(9)]))
+    with pytest.raises(Stopped, match="OTHER_LOG"):
+        shop.bootstrap()
+    assert shop.generations() == {1: GenerationState.LIVE}
+
+
+def test_one_that_was_begun_is_filled_again_where_the_log_cannot_bring_it_on(shop: Shop) -> None:
+    assert points.killed(lambda: print(shop.bootstrap()), "generations.built=kill") == KILLED
+    shop.put(batch(ORDERS, [(Op.DELETE, 5, order(1))]), upserts(PAIRS, 6, [pair(2)]))
+    shop.follow()
+    shop.log.forget("public.orders", 6)
+    done = shop.bootstrap()
+    assert (done.swapped, done.number, done.rows) == (True, 2, 4)
+    with closing(generations_of("search", shop.options)) as generations, pytest.raises(ConfigError, match="generation 7"):
+        roll_back("search", generations, shop.held(), 7)
+
+
+def test_tables_that_come_and_go_meanwhile_are_there_or_gone_afterwards(shop: Shop) -> None:
+    def come_and_go() -> None:
+        shop.put(schema(PAIRS, 5, Kind.DROPPED, empties=True), upserts(EVENTS, 6, [order(7)]))
+        shop.follow()
+
+    for point in ("generations.built", "generations.compared"):
+        with decided_by(At(point, come_and_go)):
+            done = shop.bootstrap()
+        assert done.swapped, done
+        shop.follow()
+        assert shop.found() == {"1": "new", "2": "new", "3": "new"}
+        assert shop.found("public.pairs") == {}
+        assert shop.found("public.events") == {"7": "new"}
+
+
+def test_a_store_that_would_be_empty_is_not_built(shop: Shop) -> None:
+    shop.options = Options.model_validate({"kind": "opensearch", "url": shop.server.url, "tables": ["public.none"]})
+    with pytest.raises(ConfigError, match="no table"):
+        shop.bootstrap()
+    assert list(shop.found("public.pairs").values()) == ["v"]
 
 
 def test_a_kill_at_any_step_leaves_the_live_one_or_is_gone_on_with(shop: Shop) -> None:

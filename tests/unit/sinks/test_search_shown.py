@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+from pydantic import SecretStr
+
+from sinks.search.indices import measured
 from sinks.search.shown import GenerationNames, Shown
+from sinks.search.wire import Address, Cluster
+
+LINE_BYTES_MAX = 4096
+"""Of a request's first line, as OpenSearch takes it."""
 
 
 def test_the_first_has_the_names_that_the_configuration_gives() -> None:
@@ -47,3 +55,18 @@ def test_what_readers_see_changes_only_as_long_as_the_generation_is_live() -> No
     first, second = Shown(GenerationNames("search", 2)).condition()
     assert first == {"remove": {"index": ".headwater-search@g2", "alias": ".headwater-search@live", "must_exist": True}}
     assert second["add"]["index"] == ".headwater-search@g2"
+
+
+def test_a_store_of_many_tables_is_measured_by_requests_that_the_cluster_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths: list[str] = []
+
+    def ask(*asked: Any, **_: Any) -> Any:
+        paths.append(asked[3])
+        return {"count": asked[3].count(",") + 1, "_all": {"primaries": {"store": {"size_in_bytes": 7}}}}
+
+    monkeypatch.setattr(Cluster, "ask", ask)
+    tables = [f"{'s' * 63}.{'t' * 60}{number:03}.gen12@1" for number in range(300)]
+    rows, size = measured(Cluster("search", Address(url=SecretStr("http://127.0.0.1:1"))), tables)
+    assert rows == len(tables)
+    assert size % 7 == 0
+    assert max(map(len, paths)) + 100 < LINE_BYTES_MAX

@@ -1,0 +1,24 @@
+"""Why a generation is not put into anybody's hands."""
+
+from __future__ import annotations
+
+from cdc.errors import Stopped, StopState, StoreError
+from cdc.model.position import Cut
+
+
+def lacking(store: str, number: int) -> StoreError:
+    return StoreError(
+        f"generation {number} of store {store} is not shown: it lacks what it said that it holds (an index was deleted, or is an older copy)",
+        retryable=False,
+        hint=f"cdc bootstrap {store}",
+    )
+
+
+def refuse_beyond(head: Cut, held: Cut, where: str) -> None:
+    """Raises Stopped where what is held lies beyond the log's end, so that nothing could be brought to it."""
+    if held.position > head.position:
+        raise Stopped(
+            StopState.DIVERGED,
+            f"{where} holds position {held.position}, the log ends at {head.position}: the log or the store was restored",
+            hint=f"put the right copy back; or cdc resume {StopState.DIVERGED} --rebuild, which builds the store again from the log",
+        )
