@@ -35,6 +35,15 @@ class LooseLog(MemoryLog):
 
     def forget(self, topic: str, floor: int) -> None:
         """Compacts a topic: below the floor only rows that were there then have a change left."""
+        self._compact(topic, floor, deletes=False)
+        self.raise_floor(topic, Position(floor))
+
+    def supersede(self, topic: str, clean: int) -> None:
+        """Compacts a topic: below that position only each row's last change is left, be it a DELETE."""
+        self._compact(topic, clean, deletes=True)
+        self.clean_from[topic] = Position(clean)
+
+    def _compact(self, topic: str, floor: int, *, deletes: bool) -> None:
         left: dict[str, pa.RecordBatch] = {}
         others = []
         for one in self.batches:
@@ -45,10 +54,9 @@ class LooseLog(MemoryLog):
             schema = topic_schema(one.schema)
             for number, key in enumerate(row_keys(row_text(one, schema), one, schema).to_pylist()):
                 left.pop(key, None)
-                if one.column(OP)[number].as_py() != Op.DELETE:
+                if deletes or one.column(OP)[number].as_py() != Op.DELETE:
                     left[key] = one.slice(number, 1)
         self.batches = sorted([*others, *left.values()], key=first_position)
-        self.raise_floor(topic, Position(floor))
 
     def copied(self) -> LooseLog:
         """The same log as an older copy of its folder would be."""

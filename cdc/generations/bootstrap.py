@@ -21,7 +21,7 @@ from typing import Final
 
 from cdc.clock import MACHINE
 from cdc.crashpoint import crashpoint
-from cdc.errors import ConfigError, Stopped, StopState, StoreError
+from cdc.errors import ConfigError, PositionGone, Stopped, StopState, StoreError
 from cdc.follow.apply import StoreWriter
 from cdc.follow.ranges import ChangeWaits, Opened, Ranges
 from cdc.follow.rebuild import Rebuilding
@@ -32,6 +32,7 @@ from cdc.generations.refusals import lacking, refuse_beyond
 from cdc.log.contract import COMES_WITH_CAPTURE, selected
 from cdc.model.lineage import Lineage, believed
 from cdc.model.position import Cut
+from cdc.replay.state import refuse_compacted
 from cdc.settings.models import StoreOptions
 from sinks.contract import CameRows, Sink, TopicAsOf
 from sinks.generations import Generation, Generations, GenerationState
@@ -106,7 +107,7 @@ class Bootstrap:
             with closing(self.generations.sink(number)) as sink:
                 try:
                     cut = self._at_the_head(sink, number)
-                    tables = self._compared(sink, cut)
+                    cut, tables = self._judged(sink, cut)
                     equal = not any(table.differ for table in tables)
                     cut = self._swapped(sink, number, cut) if equal else cut
                 except ChangeWaits as waits:
@@ -143,6 +144,7 @@ class Bootstrap:
 
     def _brought_up(self, sink: Sink) -> Cut:
         self.reader.forget()
+        self._ranges.forget()
         cut = sink.open(self.reader, BUILDER_EPOCH)
         self.reader.settle(sink)
         sink.finish()
@@ -196,6 +198,22 @@ class Bootstrap:
             self._ranges.committed(taken)
             cut = taken.cut
         return cut
+
+    def _judged(self, sink: Sink, cut: Cut) -> tuple[Cut, tuple[TableComparison, ...]]:
+        """The tables as they compare at a cut of which the log still shows all rows: what compaction has taken meanwhile would seem to be too much in the store."""
+        for _ in range(PASSES_MAX):
+            tables = self._compared(sink, cut)
+            if not any(table.differ and self._compacted(table.table, cut) for table in tables):
+                return cut, tables
+            cut = self._caught_up(sink, cut)
+        raise StoreError(f"store {self.name}: the log is compacted faster than its new generation is compared", retryable=True)
+
+    def _compacted(self, topic: str, cut: Cut) -> bool:
+        try:
+            refuse_compacted(self.reader, topic, cut.position)
+        except PositionGone:
+            return True
+        return False
 
     def _compared(self, sink: Sink, cut: Cut) -> tuple[TableComparison, ...]:
         sink.make_visible()

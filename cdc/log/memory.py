@@ -51,6 +51,8 @@ class MemoryLog:
         """Topic → who brings its changes."""
         self.floors: dict[str, tuple[Position, int]] = {}
         """Topic → its floor, and the raising that made it so."""
+        self.clean_from: dict[str, Position] = {}
+        """Topic → the position below which changes are gone that later ones superseded."""
         self.kept_from: dict[str, Position] = {}
         """Topic → the position below which its changes are gone."""
         self.whole: set[str] = set()
@@ -251,7 +253,7 @@ class MemoryReader:
                 first=Position(positions_of(batches[0])[0]),
                 last=Position(positions_of(batches[-1])[-1]),
                 producer=self._log.producers.get(name, self._log.source),
-                clean_from=self._floor(name)[0],
+                clean_from=max(self._floor(name)[0], self._log.clean_from.get(name, START)),
                 floor=self._floor(name)[0],
                 raised=self._floor(name)[1],
                 kept_from=self._log.kept_from.get(name, START),

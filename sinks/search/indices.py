@@ -155,10 +155,11 @@ class Indices:
             if owner is None or one.places is None or one.places.alias != alias:
                 continue
             if owner.store != self.cluster.store:
-                hint = f'set another `index` in [stores.{self.cluster.store}], such as index = "{self.cluster.store}.{{schema}}.{{table}}"'
+                store = self.shown.names.store
+                hint = f'set another `index` in [stores.{store}], such as index = "{store}.{{schema}}.{{table}}"'
                 raise self._refused(f"the index {one.index} belongs to store {owner.store}", hint)
             if owner.table != topic:
-                hint = f"set {APART} in [stores.{self.cluster.store}]"
+                hint = f"set {APART} in [stores.{self.shown.names.store}]"
                 raise self._refused(f"the index {one.index} holds {owner.table}, not {topic}", hint)
 
     # -- making -------------------------------------------------------------------------------------------------------

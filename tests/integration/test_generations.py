@@ -239,6 +239,18 @@ def test_one_that_was_begun_is_filled_again_where_the_log_cannot_bring_it_on(sho
         roll_back("search", generations, shop.held(), 7)
 
 
+def test_rows_that_compaction_has_taken_from_the_log_meanwhile_are_no_difference(shop: Shop) -> None:
+    def compact() -> None:
+        shop.put(batch(ORDERS, [(Op.UPDATE, 5, order(1, "paid"))]))
+        shop.follow()
+        shop.log.supersede("public.orders", 6)
+
+    with decided_by(At("generations.caught_up", compact)):
+        done = shop.bootstrap()
+    assert done.swapped, done
+    assert shop.found() == {"1": "paid", "2": "new", "3": "new"}
+
+
 def test_tables_that_come_and_go_meanwhile_are_there_or_gone_afterwards(shop: Shop) -> None:
     def come_and_go() -> None:
         shop.put(schema(PAIRS, 5, Kind.DROPPED, empties=True), upserts(EVENTS, 6, [order(7)]))
