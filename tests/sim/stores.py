@@ -151,6 +151,9 @@ class FlakySink:
         self._site.rebuilds(cut)
         try:
             outcome = self._sink.rebuild(log, epoch, cut, topics)
+        except EpochPassed:
+            self._site.refused(epoch)
+            raise
         except BaseException:
             self._site.struck()  # it may have said already that the store holds nothing
             raise
