@@ -87,6 +87,9 @@ class MemorySink:
             units = [ledger, *store.tables.values()]
             if (seen := max(unit.epoch for unit in units)) > epoch:
                 raise EpochPassed(self.name, seen)
+            if any(unit.building for unit in store.tables.values()):
+                hint = "cdc resume STORE_REFUSES --rebuild builds it again, and goes to its end"
+                raise StoreError(f"store {self.name} was being built again, and that has not ended", retryable=False, hint=hint)
             for unit in units:
                 unit.epoch = epoch
         self._applied = applied
@@ -157,6 +160,8 @@ class MemorySink:
             if unit is not None and unit.mark.log == lineage.log and unit.epoch > epoch:
                 raise EpochPassed(self.name, unit.epoch)
         store.ledger = Unit(lineage.mark(ZERO_CUT), epoch)
+        for table in store.tables.values():
+            table.epoch = max(table.epoch, epoch)  # who wrote before asks the table alone
         self._began()
         outcome = Outcome(0)
         for topic in topics:
@@ -174,7 +179,7 @@ class MemorySink:
         name, store = topic.shape.schema.topic, self._store
         assert self._epoch is not None
         before = store.tables.get(name) if self.traits.sequenced and not self.traits.staged else None
-        fresh = TableUnit(self._lineage().mark(ZERO_CUT), self._epoch, shape=topic.shape)
+        fresh = TableUnit(self._lineage().mark(ZERO_CUT), self._epoch, shape=topic.shape, building=before is not None)
         if before is not None:
             fresh.rows = dict(before.rows)
             store.tables[name] = fresh
@@ -192,7 +197,7 @@ class MemorySink:
         if before is not None and store.tables.get(name) is not fresh:
             raise self._lost()
         fresh.rows = {key: kept for key, kept in fresh.rows.items() if key in built}
-        fresh.reach, store.tables[name] = cut.position, fresh
+        fresh.reach, fresh.building, store.tables[name] = cut.position, False, fresh
         fresh.cover(self._lineage().mark(cut))
         self.between()
         self._refuse_another()
@@ -313,7 +318,7 @@ class MemorySink:
 
     def _differs(self, topic: str, known: _Known) -> bool:
         unit = self._store.tables.get(topic)
-        if unit is None:
+        if unit is None or unit.building:
             return True
         now = self._seen(unit)
         return now.mark != known.mark or now.calls != known.calls or (self.traits.sequenced and now.reach != known.reach)

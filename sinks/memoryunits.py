@@ -87,6 +87,8 @@ class TableUnit(Unit):
     letters: Letters = field(default_factory=lambda: Letters("twin"))
     calls: dict[str, int] = field(default_factory=dict)
     """Writer → the number up to which all of its calls were taken: a copy from before one of them shows by it."""
+    building: bool = False
+    """Rows are put over its rows: not all of them stand under its shape yet, or are of one time."""
 
     def copied(self) -> TableUnit:
         return replace(self, rows=dict(self.rows), letters=Letters("twin", self.letters.all), calls=dict(self.calls))
@@ -115,7 +117,7 @@ class TableUnit(Unit):
             return MemoryAnswer.DONE if as_left or not call.reshapes else MemoryAnswer.LOST
         if call.epoch < self.epoch:
             return MemoryAnswer.FENCED
-        if self.mark != call.mark:
+        if self.building or self.mark != call.mark:
             return MemoryAnswer.LOST
         if self.reach >= call.upto:
             return MemoryAnswer.ALREADY

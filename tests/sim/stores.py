@@ -102,6 +102,8 @@ class _Sink(MemorySink):
         return super().open(log, epoch)
 
     def _began(self) -> None:
+        assert self._epoch is not None
+        self._site.fenced(self._epoch)
         self.between()
 
     def send(self, call: Call) -> tuple[MemoryAnswer, Outcome]:
@@ -140,6 +142,10 @@ class FlakySink:
         except EpochPassed:
             self._site.refused(epoch)
             raise
+        except StoreError as error:
+            if not error.retryable:
+                self._site.unfinished(error)
+            raise
         except Stopped as stopped:
             self._site.disowned(stopped)
             raise
@@ -151,6 +157,9 @@ class FlakySink:
         self._site.rebuilds(cut)
         try:
             outcome = self._sink.rebuild(log, epoch, cut, topics)
+        except EpochPassed:
+            self._site.refused(epoch)
+            raise
         except BaseException:
             self._site.struck()  # it may have said already that the store holds nothing
             raise
@@ -236,7 +245,7 @@ class Site:
         self.hurt = False
         """Rows that a follower had brought were lost, set back or taken over."""
         self._opened = 0
-        """The highest epoch under which the store was opened since the last strike."""
+        """The highest epoch under which the store was opened, or began to be built again, since the last strike."""
         self._copies: list[Store] = []
         self._disowned: set[StopState] = set()
         """Why it was rightly refused, since it was last emptied."""
@@ -424,10 +433,20 @@ class Site:
             raise Violation("k", f"{self.name} is this log's own and was refused: {stopped}")
         self._disowned.add(stopped.state)
 
+    def unfinished(self, refused: StoreError) -> None:
+        """A follower finds that the store was not built again to its end: a part of it was set back to while it was."""
+        if not self.strikes or not any(unit.building for unit in self.store.tables.values()):
+            raise Violation("k", f"{self.name} is this log's own and was refused: {refused}")
+        self._disowned.add(StopState.STORE_REFUSES)
+
     def opened(self, epoch: int) -> None:
         """A follower has."""
         self.refuse_strangers("opens it")
         self._strikes_known = self.strikes
+        self.fenced(epoch)
+
+    def fenced(self, epoch: int) -> None:
+        """From now on no earlier writer gets anything done."""
         self._opened = max(self._opened, epoch)
 
     def stopped(self, state: StopState, why: str) -> bool:

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import StoreError
-from cdc.model.batch import Op
-from cdc.model.position import ZERO_CUT
+from cdc.model.batch import POSITION, Op
+from cdc.model.position import ZERO_CUT, Position
 from cdc.model.topic import TopicSchema
+from sinks.contract import CameRows, EpochPassed, Shape, TopicAsOf
 from sinks.memory import STORES, MemorySink, Options
 from sinks.memoryunits import Call, MemoryAnswer
 from tests.contract.rows import ORDERS, PAIRS, batch, order, schema, upserts
@@ -152,3 +153,73 @@ def test_a_late_change_of_definition_does_not_reach_an_older_copy(name: str) -> 
     store.restore(older)
     assert store.take(change)[0] is MemoryAnswer.LOST
     assert [store.take(call)[0] for call in (rows, change)] == [MemoryAnswer.DONE, MemoryAnswer.DONE]
+
+
+def as_of(*rows: dict[str, Any], shape_at: int) -> TopicAsOf:
+    """The orders as a topic that is built again, a row at a time."""
+    came = [upserts(ORDERS, 1 + n, [row]) for n, row in enumerate(rows)]
+    parts = [CameRows(one, one.column(POSITION)) for one in came]
+    return TopicAsOf(Shape(TopicSchema.of(ORDERS), Position(shape_at)), lambda: iter(parts))
+
+
+class CopiedWhileBuilding(MemorySink):
+    """Keeps a copy of its store as it is once the first row was put over the rows that were there."""
+
+    copy: Any = None
+
+    def between(self) -> None:
+        self.copy = self.copy or self._store.copy()
+
+
+def test_a_copy_from_while_a_store_was_built_again_in_place_is_refused(name: str) -> None:
+    """Its rows are of two times, under a shape that not all of them have: whoever followed from there would leave out what came before it."""
+    options, log = Options(kind="memory", sequenced=True), LooseLog()
+    sink = CopiedWhileBuilding(name, options)
+    sink.open(log.reader(), 1)
+    feed(sink, log, upserts(ORDERS, 1, [order(1), order(2)]))
+    sink.commit(cut(2))
+    sink.copy = None
+    sink.rebuild(log.reader(), 2, cut(2), [as_of(order(1), order(2), shape_at=2)])
+    assert sink.open(log.reader(), 2) == cut(2)
+    STORES[name].restore(sink.copy)
+    assert sink.applied() == ZERO_CUT
+    with pytest.raises(StoreError, match="lost something"):
+        feed(sink, log, upserts(ORDERS, 3, [order(3)]))
+    with pytest.raises(StoreError, match="was being built again, and that has not ended") as refused:
+        sink.open(log.reader(), 2)
+    assert not refused.value.retryable
+    sink.rebuild(log.reader(), 3, cut(2), [as_of(order(1), order(2), shape_at=2)])
+    assert sink.open(log.reader(), 3) == cut(2)
+
+
+def test_a_copy_from_while_it_was_built_does_not_pass_for_a_table_that_has_just_come(name: str) -> None:
+    options, log = Options(kind="memory", sequenced=True), LooseLog()
+    sink = CopiedWhileBuilding(name, options)
+    sink.open(log.reader(), 1)
+    sink.prepare(TopicSchema.of(ORDERS))
+    sink.rebuild(log.reader(), 1, ZERO_CUT, [as_of(order(1), order(2), shape_at=0)])
+    sink.erase()
+    sink.open(log.reader(), 1)
+    sink.prepare(TopicSchema.of(ORDERS))
+    STORES[name].restore(sink.copy, ORDERS.qualified)
+    with pytest.raises(StoreError, match="lost something"):
+        feed(sink, log, upserts(ORDERS, 3, [order(3)]))
+    with pytest.raises(StoreError, match="lost something"):
+        sink.commit(cut(3))
+
+
+class DiesOnceBegun(MemorySink):
+    def _began(self) -> None:
+        raise Died
+
+
+def test_who_wrote_before_a_store_is_built_again_is_refused_from_its_beginning(name: str) -> None:
+    options, log = Options(kind="memory", sequenced=True), LooseLog()
+    before = MemorySink(name, options)
+    before.open(log.reader(), 1)
+    feed(before, log, upserts(ORDERS, 1, [order(1)]))
+    before.commit(cut(1))
+    with pytest.raises(Died):
+        DiesOnceBegun(name, options).rebuild(log.reader(), 2, cut(1), [as_of(order(1), shape_at=0)])
+    with pytest.raises(EpochPassed):
+        feed(before, log, upserts(ORDERS, 2, [order(2)]))
