@@ -187,9 +187,9 @@ class RangeComparison:
         expected = self._look(keys, self._rows_of_the_log())
         first = self._store_look(keys)
         store.budget.pause(LOOKS_APART_S)
+        store.check()  # between the looks: after both, it may have been built again since
         second = self._store_look(keys)
         changed = self._changed(keys, store.log.head().position)
-        store.check()
         steady = first.same_content(second) & ~changed
         agrees = expected.same_content(second)
         differs = ~agrees & steady
