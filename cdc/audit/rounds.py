@@ -215,7 +215,11 @@ class StoreRound:
         except (NotHeld, Unsteady, PositionGone) as why:
             self._known.tried.add(one.table)
             return replace(one, problem=_words(why), work=None)
-        if hindrance(run_dir, name) is not None or _life(run_dir, name) != followed or not self._audit.wants(name, self._known.options):
+        if (
+            hindrance(run_dir, name) is not None
+            or _life(run_dir, name) != followed
+            or not self._audit.wants(name, self._known.options)
+        ):
             # Whatever was seen may be of a store that was being emptied, or built again, perhaps as other options say.
             self._known.tried.add(one.table)
             return replace(one, problem=_MOVES)
