@@ -198,7 +198,7 @@ class StoreRound:
 
     def _compared(self, one: TableStanding, topic: Topic) -> TableStanding | None:
         """The table's standing after its next range; None: it is gone."""
-        work = one.work or TableWork(secrets.randbits(63), ranges_of(topic, self._audit.range_rows))
+        work = one.work or TableWork(secrets.randbits(63), ranges_of(topic, one.last.rows, self._audit.range_rows))
         run_dir, name = self._audit.settings.run_dir, self._name
         followed = _life(run_dir, name)
         try:

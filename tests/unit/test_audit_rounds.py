@@ -53,7 +53,7 @@ def test_a_log_that_cannot_be_opened_does_not_end_the_audit(settings: Settings, 
 
     monkeypatch.setattr(rounds, "open_reader", refused)
     monkeypatch.setattr(rounds, "RETRY_S", 0.01)
-    audit = ContinuousAudit(settings, lambda: {}, stop)
+    audit = ContinuousAudit(settings, dict, stop)
     audit.start()
     assert all(tried.acquire(timeout=60) for _ in range(3))
     stop.set()
@@ -101,6 +101,14 @@ def test_a_clock_that_is_set_back_ends_a_round_and_keeps_nothing_from_being_comp
     assert ended.tables[0].last == table.last
     usual = AuditStanding(round_at=now - 9, ended_at=now - 5, tables=(replace(table, whole_at=now - 6, compared_at=now - 6),))
     assert rounds._not_from_later(usual, now) == usual
+
+
+@pytest.mark.parametrize(("before", "ranges"), [(0, 100), (200, 4), (9_000, 100)])
+def test_a_row_that_has_changed_often_counts_as_one_once_its_table_has_been_compared(before: int, ranges: int) -> None:
+    log = LooseLog()
+    log.put(upserts(ORDERS, 1, [order(1)]))
+    (topic,) = log.reader().topics()
+    assert logcomparison.ranges_of(replace(topic, rows=10_000), before, 100) == ranges
 
 
 class BuiltAgain(MemorySink):
