@@ -60,9 +60,11 @@ _REDIS: Final[Mapping[str, tuple[bool, str]]] = {
 _ROTATING: Final = "correct the file with the password (`password_file` or `url_file`): it is read again for each attempt"
 
 
-def redis_error(store: str, code: str, *, rotating: bool = False) -> StoreError:
-    """``code``: the first word of the server's error. ``rotating``: our credentials stand in a file, so wrong ones may be on their way out."""
+def redis_error(store: str, code: str, *, rotating: bool = False, again: bool = False) -> StoreError:
+    """``code``: the first word of the server's error. ``rotating``: our credentials stand in a file, so wrong ones may be on their way out. ``again``: it is
+    worth trying again whatever it is."""
     retryable, hint = _REDIS.get(code, (False, "see the server's log"))
+    retryable |= again
     if rotating and code in ("NOAUTH", "WRONGPASS"):
         retryable, hint = True, _ROTATING
     return StoreError(f"store {store}: the server answers {code}", retryable=retryable, hint=hint)

@@ -187,9 +187,9 @@ class RangeComparison:
         expected = self._look(keys, self._rows_of_the_log())
         first = self._store_look(keys)
         store.budget.pause(LOOKS_APART_S)
+        store.check()  # between the looks: after both, it may have been built again since
         second = self._store_look(keys)
         changed = self._changed(keys, store.log.head().position)
-        store.check()
         steady = first.same_content(second) & ~changed
         agrees = expected.same_content(second)
         differs = ~agrees & steady
@@ -224,6 +224,10 @@ class RangeComparison:
         return seen.distinct() if self._distinct else seen
 
 
-def ranges_of(topic: Topic, range_rows: int) -> int:
-    """Into how many ranges a table's keys are divided, so that one has about so many rows at most: each of them reads both sides whole."""
-    return max(1, -(-topic.rows // range_rows))
+def ranges_of(topic: Topic, rows_before: int, range_rows: int) -> int:
+    """Into how many ranges a table's keys are divided, so that one has about so many rows at most: each of them reads both sides whole.
+
+    The log's number counts changes, of which a row may have had any number: so the rows that were compared the last time (0: never) count, and as many more.
+    """
+    rows = min(topic.rows, 2 * rows_before) if rows_before else topic.rows
+    return max(1, -(-rows // range_rows))

@@ -88,6 +88,13 @@ class ContinuousAudit(BackgroundPart):
     def _run(self) -> None:
         budget = Budget(self._settings.audit.core_share, self._stop)
         budget.pause(self._settings.audit.pause_s)  # a start has enough to do
+        while True:
+            with self._notes.noting([]):
+                self._rounds(budget)
+            budget.pause(RETRY_S)
+
+    def _rounds(self, budget: Budget) -> None:
+        """Raises what is not a single store's matter, such as a log that cannot be opened."""
         with closing(open_reader(self._settings.log.dir)) as reader:
             while True:
                 took = [self._turn(name, options, reader, budget) for name, options in self._wanted().items() if compares(options)]
@@ -97,7 +104,9 @@ class ContinuousAudit(BackgroundPart):
         """Compares one range. False: there was nothing to do."""
         known = self._stores.get(name)
         if known is None or known.options != options:
-            self._stores[name] = known = _Store(options, self._loaded(name))
+            # A store whose options have changed is closed and opened again; until then it holds what the former ones say.
+            again_at = 0.0 if known is None else time.monotonic() + RETRY_S
+            self._stores[name] = known = _Store(options, self._loaded(name), again_at=again_at)
         if time.monotonic() < known.again_at:
             return False
         problems: list[str] = []
@@ -130,6 +139,10 @@ class ContinuousAudit(BackgroundPart):
             _log.warning(f"{error}: the audit of store {name} begins again")
             return AuditStanding()
 
+    def wants(self, name: str, options: StoreOptions) -> bool:
+        """Whether the store is still to be followed by these options."""
+        return self._wanted().get(name) == options
+
     @property
     def settings(self) -> Settings:
         return self._settings
@@ -157,7 +170,7 @@ class StoreRound:
             self._audit.show(self._name, known, replace(standing, waits=None))
             return False
         topics = {topic.name: topic for topic in selected(self._reader, known.options.tables)}
-        standing = self._of_topics(topics)
+        standing = _not_from_later(self._of_topics(topics), now)
         if standing.ended_at >= standing.round_at:
             known.tried = set()
             standing = replace(standing, round_at=now)
@@ -181,11 +194,11 @@ class StoreRound:
         return min(left, key=lambda one: (one.work is None, one.compared_at), default=None)
 
     def _done(self, one: TableStanding) -> bool:
-        return one.work is None and one.compared_at >= self._known.standing.round_at
+        return one.work is None and one.compared_at > self._known.standing.round_at
 
     def _compared(self, one: TableStanding, topic: Topic) -> TableStanding | None:
         """The table's standing after its next range; None: it is gone."""
-        work = one.work or TableWork(secrets.randbits(63), ranges_of(topic, self._audit.range_rows))
+        work = one.work or TableWork(secrets.randbits(63), ranges_of(topic, one.last.rows, self._audit.range_rows))
         run_dir, name = self._audit.settings.run_dir, self._name
         followed = _life(run_dir, name)
         try:
@@ -202,8 +215,12 @@ class StoreRound:
         except (NotHeld, Unsteady, PositionGone) as why:
             self._known.tried.add(one.table)
             return replace(one, problem=_words(why), work=None)
-        if hindrance(run_dir, name) is not None or _life(run_dir, name) != followed:
-            # Whatever was seen may be of a store that was being emptied, or built again.
+        if (
+            hindrance(run_dir, name) is not None
+            or _life(run_dir, name) != followed
+            or not self._audit.wants(name, self._known.options)
+        ):
+            # Whatever was seen may be of a store that was being emptied, or built again, perhaps as other options say.
             self._known.tried.add(one.table)
             return replace(one, problem=_MOVES)
         work = replace(
@@ -255,6 +272,17 @@ def hindrance(run_dir: Path, store: str) -> str | None:
     if found is None or not status.reports(found):
         return "its follower does not run"
     return None if found.state == "following" else f"its follower is {found.state}"
+
+
+def _not_from_later(standing: AuditStanding, now: float) -> AuditStanding:
+    """The standing, where the clock has been set back: without times that have not come, by which tables would seem to have been compared already."""
+    tables = tuple(
+        replace(one, compared_at=min(one.compared_at, now), whole_at=min(one.whole_at, now)) if one.compared_at > now else one
+        for one in standing.tables
+    )
+    if standing.round_at <= now:
+        return replace(standing, tables=tables)
+    return replace(standing, round_at=0.0, ended_at=0.0, tables=tables)
 
 
 def rules_of(store: str, options: StoreOptions, contracts: Mapping[str, Contract], run_dir: Path) -> Rules:

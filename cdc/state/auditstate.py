@@ -101,7 +101,7 @@ class AuditStanding:
     def _share(self, one: TableStanding) -> float:
         if one.work is not None:
             return (one.work.done + one.work.share) / one.work.ranges
-        return 1.0 if one.compared_at >= self.round_at else 0.0
+        return 1.0 if one.compared_at > self.round_at else 0.0
 
 
 def load(run_dir: Path, store: str) -> AuditStanding | None:

@@ -39,6 +39,7 @@ _END: Final = 255
 _TEXT: Final = 0x80
 _DIGITS_MAX: Final = 19
 _LARGEST: Final = np.uint64((1 << 63) - 1)
+_LEAST: Final = np.int64(-(1 << 63))
 _MINUS, _ZERO, _NINE = 45, 48, 57
 
 
@@ -117,8 +118,9 @@ def _number(data: Any, start: int, size: int) -> Any:
         if data[at] < _ZERO or data[at] > _NINE:
             return False, np.int64(0)
         number = number * np.uint64(10) + np.uint64(data[at] - _ZERO)
-    if number > _LARGEST:  # the least number of all is left a text
-        return False, np.int64(0)
+    if number > _LARGEST:
+        least = number == _LARGEST + np.uint64(1) and first > start
+        return least, _LEAST if least else np.int64(0)
     return True, np.int64(number) if first == start else -np.int64(number)
 
 

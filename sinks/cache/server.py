@@ -34,6 +34,10 @@ class Server:
         self._connection: Any = None
         self._wire: RedisWire | None = None
         self._looked_at = 0.0
+        self._writes_hashes = not options.keys_apart
+        self._asks = True
+        """Whether the next connection's server is asked whether it takes packed hashes: not after one that has left the question without an answer, as a
+        proxy may, or has taken the right away since."""
         self.takes_packed = False
         """Whether the connection's server takes hashes as ``sinks.cache.listpack`` makes them."""
 
@@ -53,8 +57,14 @@ class Server:
 
     def _asked_for_packed(self, wire: RedisWire) -> bool:
         """Changes nothing. Of every connection anew: another server may answer at the address, or the account's rights be others."""
+        if not self._writes_hashes or not self._asks:
+            self._asks = True
+            return False
+        self._asks = False
         wire.send(command("RESTORE", f"cdc:{{{self._store}}}:none", 0, listpack.asking()))
-        return wire.lines(1) == listpack.UNREADABLE
+        answered = wire.lines(1)
+        self._asks = True
+        return answered == listpack.UNREADABLE
 
     @contextmanager
     def reading(self) -> Iterator[RedisWire]:
@@ -119,6 +129,10 @@ class Server:
 
     def _in_our_words(self, error: BaseException) -> StoreError | None:
         if isinstance(error, Refused):
+            if error.code == "NOPERM" and self.takes_packed:
+                # Perhaps it is RESTORE alone that the account may no longer do: the next connection does without.
+                self._asks = self.takes_packed = False
+                return redis_error(self._store, error.code, again=True)
             return redis_error(self._store, error.code, rotating=self._credentials.rotating)
         if isinstance(error, redis.exceptions.AuthenticationError):
             return redis_error(self._store, "WRONGPASS", rotating=self._credentials.rotating)

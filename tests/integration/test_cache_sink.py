@@ -28,6 +28,7 @@ from cdc.settings.secretfile import SecretFile
 from cdc.state import stops
 from sinks.cache import ledger, rowscan, rowwriter
 from sinks.cache.sink import CacheSink, Options
+from sinks.cache.wire import command
 from sinks.contract import Outcome
 from sinks.deadletters import LetterState
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, batch, order, schema, upserts
@@ -127,19 +128,40 @@ def test_hashes_are_what_the_server_itself_makes_of_their_fields(valkey: Any, op
 
 
 def test_an_account_that_may_not_restore_writes_hashes_field_by_field(valkey: Any, opened: Opened) -> None:
-    """Rights that are taken away meanwhile refuse the write. Opened again, the store goes on without them."""
+    """Rights that are taken away meanwhile refuse the write. Opened again, as by its follower, the store goes on without them."""
     with valkey.client() as client:
         client.acl_setuser("narrow", enabled=True, passwords="+secret", keys="*", commands=["+@all"])
         opened.url = valkey.url.replace("redis://", "redis://narrow:secret@")
         sink = opened(value="hash")
         opened.feed(sink, upserts(ORDERS, 5, [order(1, "new")]))
         client.acl_setuser("narrow", enabled=True, keys="*", commands=["+@all", "-restore"])
-        with pytest.raises(StoreError):
+        with pytest.raises(StoreError) as refused:
             opened.feed(sink, upserts(ORDERS, 6, [order(1, None)]))
+        assert refused.value.retryable
         opened.open(sink)
         assert sink.apply(upserts(ORDERS, 6, [order(1, None)])) == Outcome(1)
         assert b"status" not in client.hgetall("public.orders:1")
+        client.acl_setuser("narrow", enabled=True, keys="*", commands=["+@all", "-restore", "-hset"])
+        with pytest.raises(StoreError) as refused:
+            opened.feed(sink, upserts(ORDERS, 7, [order(1, "new")]))
+        assert not refused.value.retryable, "nothing is left to do without"
         client.acl_deluser("narrow")
+
+
+def test_whoever_stands_before_the_server_and_lets_the_question_for_restore_drop_costs_one_attempt(
+    valkey: Any, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinks.cache.server.command", lambda *_: command("BLPOP", "none", 0))
+    with pytest.raises(StoreError, match="no answer") as unanswered:
+        opened(value="hash", timeout_s=1.0)
+    assert unanswered.value.retryable
+    sink = opened.made[-1]
+    opened.open(sink)
+    sink.prepare(TopicSchema.of(ORDERS))
+    assert opened.feed(sink, upserts(ORDERS, 5, [order(1, "new")])) == Outcome(1)
+    with valkey.client() as client:
+        assert client.hget("public.orders:1", "status") == b"new"
+    opened(value="json", timeout_s=1.0)  # is not asked at all
 
 
 def test_a_connection_that_is_replaced_asks_anew_for_what_its_server_takes(

@@ -98,7 +98,7 @@ def until(said: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + WITHIN_S
     while not said():
         assert time.monotonic() < deadline, what
-        time.sleep(0.02)
+        time.sleep(0.2)  # what is asked takes time from those who are waited for
 
 
 def reported(settings: Settings) -> Report:

@@ -41,6 +41,14 @@ def test_short_rows_are_read_back_and_long_ones_are_items(seed: int) -> None:
             assert text == b"".join(bulk(part) for pair in expected.items() for part in pair)
 
 
+@pytest.mark.parametrize(("number", "size"), [((1 << 63) - 1, 9), (-(1 << 63), 9), (1 << 63, 20), (-(1 << 63) - 1, 21)])
+def test_a_number_of_eight_bytes_is_kept_as_one_and_a_larger_one_as_its_text(number: int, size: int) -> None:
+    made = hashes_of([_named(b"f", [b"%d" % number])], 1, packed=True)
+    (text,) = made.texts.to_array().to_pylist()
+    assert unpacked(text) == {b"f": b"%d" % number}
+    assert len(text) == listpack.AROUND + listpack.name_bytes(b"f") + size + 1
+
+
 @pytest.mark.parametrize(("fields", "name", "packed"), [(128, b"f", 1), (129, b"f", 0), (1, b"n" * 64, 0)])
 def test_many_fields_and_long_names_are_left_to_the_server(fields: int, name: bytes, packed: int) -> None:
     made = hashes_of([_named(name, [b"1"])] * fields, 1, packed=True)
