@@ -16,7 +16,7 @@ _MAKE_ONE: Final = "make one with: openssl rand -hex 32"
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedSetting:
     """``at``: the key, as the path to it. Holds no value of a secret."""
 
     at: tuple[str, ...]
@@ -27,40 +27,40 @@ class Refusal:
         return ConfigError(f"{'.'.join(self.at)}: {self.what}", hint=self.hint)
 
 
-def refusals(settings: Settings) -> Iterator[Refusal]:
+def refusals(settings: Settings) -> Iterator[RefusedSetting]:
     """Everything that is refused of the settings as a whole."""
     key = settings.privacy.key
     yield from of_privacy(settings.source.columns, None if key is None else key.get_secret_value())
     yield from of_http(settings.http)
 
 
-def of_privacy(policies: Mapping[str, Mapping[str, ColumnPolicy]], secret: str | None) -> Iterator[Refusal]:
+def of_privacy(policies: Mapping[str, Mapping[str, ColumnPolicy]], secret: str | None) -> Iterator[RefusedSetting]:
     """A key that is too short, or missing where a policy needs one."""
     if secret is not None:
         if len(secret.encode()) < MIN_SECRET_BYTES:
-            yield Refusal(("privacy", "key"), f"is shorter than {MIN_SECRET_BYTES} bytes", _MAKE_ONE)
+            yield RefusedSetting(("privacy", "key"), f"is shorter than {MIN_SECRET_BYTES} bytes", _MAKE_ONE)
         return
     for table, columns in policies.items():
         needy = [column for column, policy in columns.items() if policy in ("hmac", "encrypt")]
         if needy:
             what = f"column {needy[0]} of {table} has the policy {columns[needy[0]]}, which needs a key"
-            yield Refusal(("source", "columns"), what, f"set key_file in [privacy]; {_MAKE_ONE}")
+            yield RefusedSetting(("source", "columns"), what, f"set key_file in [privacy]; {_MAKE_ONE}")
 
 
-def of_http(http: Http) -> Iterator[Refusal]:
+def of_http(http: Http) -> Iterator[RefusedSetting]:
     """A port that others could reach without a token and TLS, and halves of what belongs together."""
     token = http.token.get_secret_value().strip() if http.token else None
     if token is not None and len(token) < MIN_TOKEN_CHARS:
-        yield Refusal(("http", "token"), f"is shorter than {MIN_TOKEN_CHARS} characters", _MAKE_ONE)
+        yield RefusedSetting(("http", "token"), f"is shorter than {MIN_TOKEN_CHARS} characters", _MAKE_ONE)
     if (http.tls_cert is None) != (http.tls_key is None):
-        yield Refusal(("http", "tls_cert"), "tls_cert and tls_key need each other", "set both in [http]")
+        yield RefusedSetting(("http", "tls_cert"), "tls_cert and tls_key need each other", "set both in [http]")
         return
     host, _ = host_and_port(http.listen)
     given = (("token_file", token), ("tls_cert", http.tls_cert), ("tls_key", http.tls_key))
     missing = [name for name, value in given if value is None]
     if missing and not is_loopback(host):
         what = f"{host!r} is not a loopback address, so others can reach it"
-        yield Refusal(("http", "listen"), what, f"set {', '.join(missing)} in [http], or listen on 127.0.0.1")
+        yield RefusedSetting(("http", "listen"), what, f"set {', '.join(missing)} in [http], or listen on 127.0.0.1")
 
 
 def host_and_port(address: str) -> tuple[str, int]:

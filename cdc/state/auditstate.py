@@ -79,7 +79,7 @@ class TableStanding:
 
     @property
     def drift(self) -> Drift:
-        """What is known to differ: as of when all of it was last compared, or found since."""
+        """The rows known to differ: as of when all of it was last compared, or found since."""
         return self.last if self.last.differing or self.work is None or not self.work.found.differing else self.work.found
 
 

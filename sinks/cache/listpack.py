@@ -49,7 +49,7 @@ def can_hold(names: Sequence[bytes]) -> bool:
 
 
 def name_bytes(name: bytes) -> int:
-    """What ``name_entry`` takes."""
+    """The size of a ``name_entry``."""
     return 2 + len(name)
 
 
@@ -59,7 +59,7 @@ def name_entry(name: bytes) -> npt.NDArray[np.uint8]:
 
 
 def asking() -> bytes:
-    """What a server answers with ``UNREADABLE`` that would take hashes of this form: one without a field, which none can be made of."""
+    """A hash without a field, which no key can be made of: a server that takes this form answers it with ``UNREADABLE``."""
     held = bytes([_HASH, 7]) + (7).to_bytes(4, "little") + bytes([0, 0, _END]) + bytes([_VERSION, 0])
     return held + int(crc64(np.frombuffer(held, np.uint8), 0, len(held))).to_bytes(8, "little")
 

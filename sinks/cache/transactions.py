@@ -72,7 +72,7 @@ class RedisTransactions:
 
     @property
     def takes_packed(self) -> bool:
-        """Whether the server takes hashes by RESTORE. For use within ``stream`` only: it is asked anew with each connection."""
+        """Whether the server takes hashes by RESTORE. For use within ``stream`` only: each connection asks it again."""
         return self._server.takes_packed
 
     def progress(self, chain: Chain) -> int:

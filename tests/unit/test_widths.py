@@ -28,7 +28,7 @@ WIDE_CLASSES = {
     ("sinks.deadletters", "Letter"): 13,
     ("sinks.cache.ledger", "CacheLedger"): 13,
     ("cdc.report.shape", "CaptureReport"): 16,
-    ("cdc.report.shape", "FollowerReport"): 18,
+    ("cdc.report.shape", "FollowerReport"): 19,
     ("cdc.state.status", "CaptureStatus"): 22,
     ("cdc.state.status", "FollowerStatus"): 19,
 }
