@@ -192,16 +192,21 @@ class World:
         self.follower = self._follower()
 
     def _wake(self) -> None:
+        """It goes on from where it was, or repeats some of it. Until its successor has taken over it may, and commits only what it has written."""
         if not self.zombies:
             return
         _, sink = self.chance.choice(self.zombies)
-        head = self.source.log.head
-        topic = self.chance.choice(["public.people", "public.towns"])
-        for changes in self.source.log.reader().read(topic, Position(self.chance.randrange(head.position + 1)), head.position):
+        head, refused = self.source.log.head, False
+        for topic in ("public.people", "public.towns"):
+            after = Position(min(self.chance.randrange(head.position + 1), sink.held(topic)))
+            for changes in self.source.log.reader().read(topic, after, head.position):
+                try:
+                    sink.apply(changes)
+                except StoreError:
+                    refused = True
+        if not refused:
             with suppress(StoreError):
-                sink.apply(changes)
-        with suppress(StoreError):
-            sink.commit(head)
+                sink.commit(head)
 
     def _follower(self) -> Follower:
         options = options_model("redis").model_validate(
