@@ -265,7 +265,7 @@ class Audit(Strict):
     takes Spark to read, is compared by `cdc audit` alone."""
     core_share: float = Field(0.05, gt=0, le=1)
     """The most of one core that this takes, in CPU time."""
-    pause_s: float = Field(60.0, ge=0)
+    pause_s: float = Field(600.0, ge=0)
     """So long after the start, and after all tables of a store have been compared, they are compared again."""
 
 
