@@ -45,11 +45,15 @@ class Recorded(ContinuousAudit):
         self.shown: list[AuditStanding] = []
         self.used_s: list[float] = []
         """CPU time of its thread, each time that it has shown one."""
+        self.until: Callable[[AuditStanding], bool] = lambda _: False
+        """It is stopped with the first standing of which this is true."""
 
     def show(self, name: str, known: Any, standing: AuditStanding) -> None:
         self.shown.append(standing)
         self.used_s.append(time.thread_time())
         super().show(name, known, standing)
+        if self.until(standing):
+            self._stop.set()
 
 
 @contextmanager
@@ -66,8 +70,8 @@ def auditing(settings: Settings) -> Iterator[Recorded]:
 
 
 def eager(postgres: Database, folder: Path, stores: Mapping[str, Mapping[str, object]]) -> Settings:
-    """Round after round, as fast as it goes."""
-    return settings_of(postgres, folder, stores).model_copy(update={"audit": Audit(core_share=1.0, pause_s=0.0)})
+    """Round after round, with just enough between them for ``compared_since`` to see that one has ended."""
+    return settings_of(postgres, folder, stores).model_copy(update={"audit": Audit(core_share=1.0, pause_s=1.0)})
 
 
 @contextmanager
@@ -217,8 +221,8 @@ def test_a_restart_goes_on_where_the_audit_stood_and_keeps_within_its_share(post
     settings = eager(postgres, tmp_path, {twin: {"kind": "memory"}})
     with service(settings):
         with auditing(settings) as first:
-            until(lambda: any(one.work and one.work.done for standing in first.shown for one in standing.tables), "no range")
-            first._stop.set()
+            first.until = lambda standing: any(one.work and one.work.done for one in standing.tables)
+            until(first._stop.is_set, "no range")
         left = auditstate.load(settings.run_dir, twin)
         assert left is not None
         slow = settings.model_copy(update={"audit": Audit(core_share=SHARE, pause_s=0.0)})
@@ -229,9 +233,9 @@ def test_a_restart_goes_on_where_the_audit_stood_and_keeps_within_its_share(post
             used, took = second.used_s[-1] - before, time.monotonic() - began
             assert used - 0.1 <= SHARE * took, "more than its share, but for a piece that it is yet to rest for"
     work = left.tables[0].work
-    if work is not None:  # it ended between two rounds else
-        assert work.ranges == -(-ROWS // RANGE_ROWS)
-        begun = next(one.work for standing in second.shown for one in standing.tables if one.work is not None)
-        assert (begun.seed, begun.ranges) == (work.seed, work.ranges)
-        assert begun.done >= work.done
+    assert work is not None
+    assert work.ranges == -(-ROWS // RANGE_ROWS)
+    begun = next(one.work for standing in second.shown for one in standing.tables if one.work is not None)
+    assert (begun.seed, begun.ranges) == (work.seed, work.ranges)
+    assert begun.done >= work.done
     assert second.shown[0].round_at == left.round_at
