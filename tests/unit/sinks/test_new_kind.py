@@ -134,11 +134,11 @@ def test_doctor_asks_it_and_names_what_does_not_fit(tmp_path: Path) -> None:
     settings = configured(tmp_path)
     [name] = settings.stores
     EmbeddedLogWriter(settings.log.dir).close()
-    assert preflight._store(settings, name, [ORDERS]).level == "ok"
+    assert [finding.level for finding in preflight._store(settings, name, [ORDERS])] == ["ok"]
     assert [finding.check for finding in check_transport(settings)][-1:] == [f"store {name} TLS"]
     settings = configured(tmp_path, fits="false")
     [name] = settings.stores
-    found = preflight._store(settings, name, [ORDERS])
+    [found] = preflight._store(settings, name, [ORDERS])
     assert (found.level, found.message) == ("fail", "public.orders does not fit on a shelf")
 
 
