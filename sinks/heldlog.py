@@ -52,6 +52,13 @@ class HeldLog:
         """To be called before the store is opened (again)."""
         self._holdings, self._known_to, self._settled = {}, {}, False
 
+    def opened(self, sink: Sink, epoch: int | None = None) -> Cut:
+        """Opens the store, whether or not it is open. Returns what it has applied. Raises what ``Sink.open`` and ``settle`` do."""
+        self.forget()
+        applied = sink.open(self, epoch)
+        self.settle(sink)
+        return applied
+
     def with_failures(self) -> HeldLog:
         """The same log, in which a row that an expression fails for is a row like any other, and no DELETE (``sinks.holding.failures_of`` names it). To be
         used until ``forget``."""

@@ -246,9 +246,7 @@ class StoreRound:
         rules = rules_of(name, known.options, settings.contracts, settings.run_dir)
         sink: Sink = make_sink(name, known.options)
         try:
-            applied = sink.open(log)
-            log.settle(sink)
-            yield OpenedStore(sink, log, rules, applied, self._budget)
+            yield OpenedStore(sink, log, rules, log.opened(sink), self._budget)
         finally:
             sink.close()
 

@@ -156,16 +156,8 @@ def _opened(settings: Settings, name: str, reader: HeldLog) -> Iterator[Sink]:
             stack.enter_context(_spark(settings))
         sink = make_sink(name, options)
         stack.callback(sink.close)
-        _open(sink, reader)
+        reader.opened(sink)
         yield sink
-
-
-def _open(sink: Sink, reader: HeldLog) -> Cut:
-    """Opens it, whether or not it is open. Returns what it has applied."""
-    reader.forget()
-    applied = sink.open(reader)
-    reader.settle(sink)
-    return applied
 
 
 @contextmanager
@@ -197,7 +189,7 @@ def _caught_up(settings: Settings, reader: HeldLog, sink: Sink, timeout_s: float
         if known:
             return sink.applied()
         known = True
-        return _open(sink, reader)  # a table may have got another definition while it was waited for
+        return reader.opened(sink)  # a table may have got another definition while it was waited for
 
     return caught_up
 

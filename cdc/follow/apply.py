@@ -199,9 +199,7 @@ class _Worker:
         """Opens the sink for this writer; what an earlier opening knew of the store may no longer be so."""
         if self._writer != writer:
             self._shut()
-            self._reader.forget()
-            self._sink.open(self._reader, writer.epoch)
-            self._reader.settle(self._sink)
+            self._reader.opened(self._sink, writer.epoch)
             lineage = self._reader.lineage()
             if writer.history not in (None, lineage and lineage.history):
                 raise StoreError("the log has begun another history: the store is opened again", retryable=True)

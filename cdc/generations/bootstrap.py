@@ -143,10 +143,8 @@ class Bootstrap:
         return self._brought_up(sink)
 
     def _brought_up(self, sink: Sink) -> Cut:
-        self.reader.forget()
         self._ranges.forget()
-        cut = sink.open(self.reader, BUILDER_EPOCH)
-        self.reader.settle(sink)
+        cut = self.reader.opened(sink, BUILDER_EPOCH)
         sink.finish()
         cut = self._caught_up(sink, cut)
         crashpoint("generations.caught_up")
