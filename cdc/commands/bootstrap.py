@@ -28,7 +28,7 @@ def bootstrap(
     name: Annotated[str, typer.Argument(help="The store's name in the configuration.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Build a store again from the log beside the live one, compare every row, and swap the two in one step. Exit 1, and nothing swapped, if a row differs."""
+    """Build a search index again from the log beside the live one, compare every row, and swap the two in one step. Exit 1, and nothing swapped, if a row differs."""
     settings = invocation(context).settings()
     options = store_options(settings, name)
     from cdc.follow.rules import Rules
