@@ -72,8 +72,13 @@ class Deciding:
         accepted = {one.id for one in asked.values() if one is not None and self._is_accepted(one, request)}
         self.box.keep([_decided(known[one], LetterState.ACCEPTED, request.by) for one in accepted])
         for wanted, letter in asked.items():
+            if (
+                letter is None
+            ):  # to be tried again was what `replay` asked for, perhaps of a follower that was killed before it could answer
+                yield LetterAnswer(wanted, request.verb is Verb.REPLAY, GONE)
+                continue
             try:
-                refused = GONE if letter is None else None if wanted in accepted else self._refused(letter, request)
+                refused = None if wanted in accepted else self._refused(letter, request)
             except ConfigError as error:  # an answer like any other: the store goes on
                 refused = error.line()
             yield LetterAnswer(wanted, refused is None, refused or _DONE[request.verb])

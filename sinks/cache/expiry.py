@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.errors import ConfigError, PositionGone
+from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, Topic, present_history
 from cdc.model.batch import ALONE, OP, TS, Op, topic_schema
 from cdc.model.position import START, Position
@@ -25,26 +25,25 @@ _STAYS: Final = np.iinfo(np.int64).max
 
 def expired(log: LogReader, topic: Topic, known: CacheStanding, names: pa.Array, ttl_ms: int) -> npt.NDArray[np.bool_]:
     """``names``: of keys of this topic that are not there (utf8). A key has expired when the last change of its row was committed more
-    than ``ttl_ms`` ago. One whose changes the log has let go has, where even the first change that is left would have."""
+    than ``ttl_ms`` ago. One whose changes the log has let go has, where even the first change that is left would have.
+
+    Raises PositionGone where the log has let changes go since ``topic`` was asked for."""
     last, now_ms = np.full(len(names), _NEVER, np.int64), time.time_ns() // 1_000_000 + CLOCKS_APART_MS
     after, first = Position(max(START, topic.kept_from - 1)), _STAYS
-    try:
-        for batch in log.read(topic.name, after, log.head().position, present_history(log)):
-            if batch.column(OP)[0].as_py() in ALONE:
-                continue
-            commits = batch.column(TS).cast(pa.int64()).fill_null(now_ms * 1000).to_numpy() // 1000
-            first = min(first, int(commits[0]))
-            try:
-                own = name_texts(known.keys(topic_schema(batch.schema)).texts(batch))
-            except ConfigError:
-                continue  # rows that were set aside
-            at = pc.index_in(own, value_set=names)
-            found = at.is_valid().to_numpy(zero_copy_only=False)
-            # A row that was deleted meanwhile is not missing because it has expired. Of several changes of a key the last one counts.
-            until = np.where(batch.column(OP).to_numpy() == int(Op.DELETE), _STAYS, commits)
-            last[at.drop_null().to_numpy()] = until[found]
-    except PositionGone:
-        return np.zeros(len(names), np.bool_)
+    for batch in log.read(topic.name, after, log.head().position, present_history(log)):
+        if batch.column(OP)[0].as_py() in ALONE:
+            continue
+        commits = batch.column(TS).cast(pa.int64()).fill_null(now_ms * 1000).to_numpy() // 1000
+        first = min(first, int(commits[0]))
+        try:
+            own = name_texts(known.keys(topic_schema(batch.schema)).texts(batch))
+        except ConfigError:
+            continue  # rows that were set aside
+        at = pc.index_in(own, value_set=names)
+        found = at.is_valid().to_numpy(zero_copy_only=False)
+        # A row that was deleted meanwhile is not missing because it has expired. Of several changes of a key the last one counts.
+        until = np.where(batch.column(OP).to_numpy() == int(Op.DELETE), _STAYS, commits)
+        last[at.drop_null().to_numpy()] = until[found]
     if after > START:
         last[last == _NEVER] = first
     gone: npt.NDArray[np.bool_] = (last != _NEVER) & (last <= now_ms - ttl_ms)

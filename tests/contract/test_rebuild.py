@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import redis
 
-from cdc.crashpoint import Fault, armed
-from cdc.errors import HeadwaterError, StoreError
+from cdc.crashpoint import Fault, armed, decided_by
+from cdc.errors import HeadwaterError, Stopped, StoreError
 from cdc.follow.rebuild import Rebuilding
 from cdc.follow.rules import Rules
 from cdc.model.batch import Op
@@ -25,7 +25,7 @@ from sinks.memory import STORES
 from sinks.render.rowtext import row_text
 from tests.contract.labs import Lab
 from tests.contract.rows import ORDERS, PAIRS, batch, order, schema, upserts
-from tests.contract.test_marks import FIRST, SECOND, pair, step
+from tests.contract.test_marks import FIRST, SECOND, bring, pair, step
 from tests.contract.test_sinks import held
 from tests.logs import LooseLog
 
@@ -182,6 +182,42 @@ def says_nothing_wrong(lab: Lab) -> bool:
         return lab.applied() in (ZERO_CUT, lab.log.head)
     except HeadwaterError:
         return True  # it is another log's, in part
+
+
+class Copying:
+    """Copies the whole store when the point is first reached, and lets the work go on."""
+
+    def __init__(self, lab: Lab, point: str) -> None:
+        self._lab = lab
+        self._point = point
+        self.copy: Any = None
+        self.held: list[str] = []
+
+    def reach(self, name: str) -> None:
+        if name == self._point and not self.held:
+            self.copy, self.held = self._lab.units.copy(), self._lab.units.there()
+
+
+def test_a_copy_from_while_it_was_built_is_never_taken_for_whole(lab: Lab) -> None:
+    """It comes back in the place of the store that was built to its end, under the same epoch: its rows are of two times."""
+    fill(lab)
+    for point in POINTS[lab.kind]:
+        copying = Copying(lab, point)
+        with decided_by(copying):
+            sink = rebuild(lab)
+        assert copying.held, point
+        lab.units.restore(copying.copy, *{*copying.held, *lab.units.there()})
+        assert says_nothing_wrong(lab), point
+        with suppress(StoreError, Stopped):
+            bring(lab, sink)  # the follower that is at work
+        with suppress(StoreError, Stopped):
+            bring(lab, sink := lab.opened())
+            assert sink.applied() == lab.log.head, point
+            whole(sink)
+        with suppress(HeadwaterError):
+            if lab.applied() == lab.log.head:
+                whole(lab.opened())
+        whole(rebuild(lab))
 
 
 def test_who_wrote_before_changes_nothing_more(lab: Lab) -> None:

@@ -13,7 +13,7 @@ import pytest
 from cdc.crashpoint import KILLED
 from cdc.errors import ConfigError
 from cdc.model.batch import OP, TS, Op
-from cdc.model.position import ZERO_CUT
+from cdc.model.position import ZERO_CUT, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import Expiring
 from tests.contract.labs import LABS, Lab
@@ -120,6 +120,35 @@ def test_the_audit_is_told_which_rows_have_expired(lab: Lab) -> None:
     assert looking.expired(keys, held).tolist() == [True, False, True, False, False]
     without = lab.sink(tables={TABLE: {"key": "o:{id}"}})
     without.open(lab.log.reader())
+
+
+class CompactedMeanwhile:
+    """A reader whose log lets the changes before ``kept_from`` go right after its topics were asked for."""
+
+    def __init__(self, lab: Lab, kept_from: int) -> None:
+        self._reader = lab.log.reader()
+        self._log = lab.log
+        self._kept_from = Position(kept_from)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def topics(self) -> Any:
+        before = self._reader.topics()
+        self._log.retire(TABLE, self._kept_from)
+        return before
+
+
+def test_the_log_may_be_compacted_while_it_is_asked_which_rows_have_expired(lab: Lab) -> None:
+    cache = Cache(lab, key="o:{id}", ttl="1h")
+    for position, ago_s in enumerate((4000, 4000, 0), 1):
+        cache.feed(at(rows(position, position=position), ago_s), position)
+    looking = lab.sink(tables={TABLE: {"key": "o:{id}", "ttl": "1h"}})
+    looking.open(lab.log.reader())
+    looking._log = CompactedMeanwhile(lab, 2)  # type: ignore[attr-defined]
+    keys = pa.RecordBatch.from_pylist([{"id": "2"}], pa.schema([("id", pa.utf8())]))
+    assert isinstance(looking, Expiring)
+    assert looking.expired(keys, TopicSchema.of(NUMBERED)).tolist() == [True]
 
 
 def test_every_key_that_is_written_or_deleted_is_published(lab: Lab) -> None:

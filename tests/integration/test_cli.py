@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from cdc.source.slot import read_slot
 from sinks import options_model
 from sinks.cache import ledger
 from tests.conftest import Cache, Database
+from tests.waiting import until
 
 CANARY = "s3cr3t-canary"
 DEADLINE_S = 120.0
@@ -113,14 +113,6 @@ def shop(postgres: Database, tmp_path: Path) -> Iterator[Shop]:
     shop.configure()
     yield shop
     shop.stop_all()
-
-
-def until(what: Callable[[], Any], *, timeout_s: float = DEADLINE_S) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.05)
-    return found
 
 
 def refused(done: subprocess.CompletedProcess[str], code: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +23,7 @@ from cdc.state import status
 from snapshots.requests import Request, Requests
 from tests.conftest import Database
 from tests.integration.pipeline import service, settings_of
+from tests.waiting import until
 
 TABLES = """
 create table public.twins (v text, w int);
@@ -115,10 +115,3 @@ def test_status_and_plan_name_the_tables_without_a_key(postgres: Database, tmp_p
             assert remarks[0].what.startswith("public.twins ")
             connection.execute("alter table public.twins add id int generated always as identity primary key")
             until(lambda: (told := status.read_capture(settings.run_dir)) and not told.notes, "capture to see the key")
-
-
-def until(done: Any, what: str) -> None:
-    deadline = time.monotonic() + CATCH_UP_S
-    while not done():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.02)

@@ -26,6 +26,7 @@ from tests.conftest import Database
 from tests.integration.certificates import Authority
 from tests.integration.pipeline import service, settings_of
 from tests.unit.http import reports
+from tests.waiting import until
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 
@@ -97,14 +98,6 @@ def test_every_word_of_a_real_service_agrees(postgres: Database, tmp_path: Path)
         assert refused.status_code == 409
         assert "SLOT_MISSING" in refused.json()["error"]
         assert time.monotonic() - began < 60
-
-
-def until(done: Callable[[], bool]) -> None:
-    """What is shown may be a second old."""
-    deadline = time.monotonic() + 120
-    while not done():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.1)
 
 
 def until_in_step(client: httpx.Client) -> dict[str, Any]:

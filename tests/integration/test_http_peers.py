@@ -23,6 +23,7 @@ from cdc.settings.models import Http, Settings
 from sinks import options_model
 from tests.integration.test_http import certificate  # noqa: F401 (a fixture)
 from tests.unit.http import reports
+from tests.waiting import until
 
 DEADLINE_S = 60.0
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -53,13 +54,6 @@ def connected(url: str, number: int, stack: ExitStack, first: bytes = b"") -> li
         if first:
             one.sendall(first)
     return made
-
-
-def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not done():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.05)
 
 
 def answers(url: str) -> bool:

@@ -5,8 +5,6 @@ Redis, and `cdc log append`.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from cdc.state import status
 from sinks import options_model
 from tests.conftest import Cache
 from tests.integration.pipeline import service
+from tests.waiting import until
 
 DEADLINE_S = 120.0
 
@@ -60,13 +59,6 @@ class Shop:
                 return None if raw is None else json.loads(raw)  # type: ignore[arg-type]
 
             until(lambda: found() == value, lambda: f"{key} to be {value}; it is {found()}, beside {client.keys()}")
-
-
-def until(done: Callable[[], bool], what: Callable[[], str]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not done():
-        assert time.monotonic() < deadline, f"waited in vain for {what()}"
-        time.sleep(0.02)
 
 
 def state(shop: Shop) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -15,6 +14,7 @@ from cdc.state import stops
 from sinks.memory import STORES
 from tests.conftest import Cache, Database
 from tests.integration.pipeline import service, settings_of
+from tests.waiting import until
 
 SEED = """
 create table items (id bigint primary key, name text, price numeric(12,2), note varchar(10));
@@ -33,13 +33,6 @@ STEPS = [
     "alter table items drop constraint items_pkey; alter table items add primary key (item_id, made)",
     "alter table items rename to things",
 ]
-
-
-def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def equal(settings: Settings, seconds: float = 120.0) -> None:

@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from sinks import make_sink
 from sinks.deadletters import box_of
 from tests.conftest import Cache, Database
 from tests.integration.pipeline import service, settings_of
+from tests.waiting import until
 
 CATCH_UP_S = 600
 """For a store to get as far as the source, on a machine with much else to do."""
@@ -104,13 +105,6 @@ def expect(source: psycopg.Connection, settings: Settings, valkey: Cache) -> Non
         assert table.tally.aside == len(failing), result.to_json()
     assert in_redis(valkey) == [row for row in rows if row[0] not in failing]
     assert letters(settings, "cache") == {f"i:{one}" for one in failing}
-
-
-def until(done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + CATCH_UP_S
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_stores_are_what_the_select_says_after_random_changes_and_a_kill(

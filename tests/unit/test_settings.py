@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError
 from structlog.testing import capture_logs
 
 import sinks
@@ -17,6 +17,7 @@ from cdc.model.display import shown_as
 from cdc.settings.file import SettingsError, load
 from cdc.settings.models import Source, StoreOptions, Strict
 from cdc.settings.secretfile import MAX_FILE_BYTES
+from sinks.warehouse.options import Options as Warehouse
 
 CANARY = "s3cr3t-canary"
 DSN = f"postgresql://cdc:{CANARY}@db.internal/shop"
@@ -169,6 +170,19 @@ def test_a_single_table_that_is_no_list(file: Path) -> None:
 def test_a_list_of_tables_that_selects_none(file: Path, text: str, key: str) -> None:
     (line,) = problems(file, text)
     assert f"{key}: selects no table" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "key"), [('[log]\ndir = ""', "log.dir"), ('run_dir = ""', "run_dir"), ('[http]\ntls_key = ""', "http.tls_key")]
+)
+def test_a_path_that_names_nothing_is_not_the_folder_of_the_file(file: Path, text: str, key: str) -> None:
+    (line,) = problems(file, f'{text}\n[source]\ndsn = "x"')
+    assert f"{key}: is empty; name a path, or leave the key out" in line
+
+
+def test_a_path_that_is_needed_cannot_be_left_out() -> None:
+    with pytest.raises(ValidationError, match="is empty; name a path "):
+        Warehouse.model_validate({"kind": "iceberg", "path": ""})
 
 
 def test_no_source_at_all(file: Path) -> None:

@@ -19,6 +19,7 @@ from snapshots.fence import Snapshot, Window
 from snapshots.flight import IN_FLIGHT
 from tests.integration.heldcommit import held_commit
 from tests.integration.snapshots.pipeline import Pipeline, fold, operations, rows_of, settle
+from tests.waiting import until
 
 ROWS = 500
 
@@ -38,13 +39,6 @@ def closing(pipeline: Pipeline) -> Iterator[Pipeline]:
         pipeline.check()
     finally:
         pipeline.close()
-
-
-def until(condition: Any, timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.01)
 
 
 CHANGES = {

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from cdc.source import identity
 from cdc.state import reloads, status
 from tests.conftest import Database
 from tests.integration.capture.running import Capture, unobserved
+from tests.waiting import until
 
 Connection = psycopg.Connection[Any]
 
@@ -324,13 +323,6 @@ def test_a_log_that_is_older_than_the_slot(capture: Capture, sql: Connection, tm
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "backup", folder)
     rebuilt_once_dropped(capture, sql)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def told(capture: Capture) -> status.CaptureStatus | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from cdc.spark.options import ReadPlan
 from cdc.spark.source import CdcSource
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, TYPES, batch, order, schema, upserts
 from tests.integration.spark.traffic import Traffic
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -100,13 +100,6 @@ def test_what_is_wrong_is_said(spark: Any, traffic: Traffic, given: dict[str, st
 
 def test_a_table_is_named_exactly() -> None:
     assert ReadPlan.of({"log": "x", "table": "public.a*[b]"}).tables == ("public.a[*][[]b]",)
-
-
-def until(done: Callable[[], bool], timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not done():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def test_a_stream_of_small_batches_survives_a_restart(spark: Any, traffic: Traffic, tmp_path: Path) -> None:
