@@ -19,7 +19,7 @@ from py4j.protocol import Py4JJavaError
 from cdc.errors import StoreError
 from cdc.model.lineage import Mark
 from sinks.warehouse.columns import Add, Change, Drop, IcebergField, Rename, Widen, parse_schema
-from sinks.warehouse.disk import looked_at, stamp, sync
+from sinks.warehouse.disk import Lacking, looked_at, stamp, sync
 from sinks.warehouse.failures import Vanished, commit_errors, errors, java_name
 from sinks.warehouse.java import Java
 from sinks.warehouse.marks import EPOCH_KEY, SOURCE_KEY, Signed
@@ -224,8 +224,13 @@ class IcebergTable:
         return int(self.properties.get(EPOCH_KEY, 0))
 
     def files(self) -> list[tuple[DataFile, Vector | None]]:
-        """Every live data file and its deletion vector."""
-        return looked_at(self.name, self.location, self._files)
+        """Every live data file and its deletion vector. Raises what ``looked_at`` does; Vanished where another version stands there by now than was read."""
+        try:
+            return looked_at(self.name, self.location, self._files)
+        except Lacking:
+            if self.changed():  # what stands there, such as a copy that was put back, may well have all its files
+                raise Vanished("list a table's files", self.name) from None
+            raise
 
     def _files(self) -> list[tuple[DataFile, Vector | None]]:
         found = []

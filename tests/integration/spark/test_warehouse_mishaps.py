@@ -25,6 +25,7 @@ from sinks.warehouse.names import LEDGERS
 from tests.contract.rows import ORDERS, PAIRS, Row, batch, order
 from tests.contract.units import WarehouseUnits
 from tests.integration.spark.test_warehouse import Shop
+from tests.logs import cut
 
 TABLES = (ORDERS, PAIRS)
 KEYS = 12
@@ -256,3 +257,24 @@ def test_whatever_happens_to_a_warehouse_it_is_made_whole_and_says_nothing_else(
     for one in course.zombies:
         one.close()
     course.units.close()
+
+
+def test_a_table_that_was_put_back_since_it_was_read_is_not_said_to_lack_anything(spark: Any, tmp_path: Path) -> None:
+    """The version that the writer has in mind is gone with all its files, the one that stands there is whole: opened again, the store goes on from it."""
+    shop = Shop(spark, tmp_path / "warehouse")
+    units = WarehouseUnits(shop.folder, shop.name)
+    sink = shop.sink()
+    sink.prepare(TopicSchema.of(ORDERS))
+    sink.apply(batch(ORDERS, [(Op.INSERT, 1, order(1))]))
+    sink.commit(cut(1))
+    copy = units.copy()
+    sink.apply(batch(ORDERS, [(Op.INSERT, 2, order(2))]))
+    sink.commit(cut(2))
+    table = sink._tables.places[ORDERS.qualified].iceberg
+    units.restore(copy, *units.there())
+    with pytest.raises(StoreError) as told:
+        table.files()
+    assert told.value.retryable
+    sink.close()
+    assert shop.sink().applied() == cut(1)
+    units.close()
