@@ -1,9 +1,11 @@
-"""The log alone: appending and committing prebuilt batches against a plain write + fdatasync of the same bytes (and against one that syncs a second, short
-write behind each, as a commit does), and reading them against a plain read of the same bytes; what a tiny commit costs besides the disk; what following costs; what sealing costs; how long it takes to open a
-long log, of which the timeline is made up; what compaction costs (``bench.rewrites``); how fast Spark reads (``bench.spark_scan``).
+"""The log alone: appending and committing prebuilt batches against a plain write + fdatasync of the same bytes (and against one that syncs a
+second, short write behind each, as a commit does), and reading them against a plain read of the same bytes; what a tiny commit costs besides the
+disk; what following costs; what sealing costs; how long it takes to open a long log, of which the timeline is made up; what compaction costs
+(``bench.rewrites``); how fast Spark reads (``bench.spark_scan``).
 
-A commit syncs the rows and then, in another file, the record that makes them exist. The second sync costs about as much as the first, however little it
-writes, and may not begin before the first has ended. So ``append`` is far below 1 on every disk: ``append_as_two_files`` says how much of that is our own.
+A commit syncs the rows and then, in another file, the record that makes them exist. The second sync costs about as much as the first, however
+little it writes, and may not begin before the first has ended. So ``append`` is far below 1 on every disk: ``append_as_two_files`` says how much
+of that is our own.
 
 ``--part`` runs some of it: ``append`` and ``read`` are measured over the same log, as one.
 """
@@ -151,8 +153,8 @@ def committed(root: Path, sizes: list[int]) -> list[memoryview]:
 
 
 def write_plain(path: Path, portions: list[memoryview], entries: Path | None = None) -> float:
-    """Seconds to write and sync the same bytes in the same portions to one file. ``entries``: a second file, to which the bytes of a group's records are written
-    and synced behind each portion."""
+    """Seconds to write and sync the same bytes in the same portions to one file. ``entries``: a second file, to which as many bytes as a group's
+    records have are written and synced behind each portion."""
     paths = [one for one in (path, entries) if one is not None]
     for one in paths:
         one.unlink(missing_ok=True)

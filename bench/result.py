@@ -34,8 +34,8 @@ def faster(ours: list[float], limit: list[float], unit: str, bar: float | None =
 
 
 def paired(ours: list[float], limit: list[float], unit: str, bar: float | None = None) -> Figure:
-    """As ``faster``, where each run of ours has one of the limit beside it: the ratio is the median of the pairs' ratios, which a machine that is slow for a
-    while disturbs less."""
+    """As ``faster``, where each run of ours has one of the limit beside it: the ratio is the median of the pairs' ratios, which a machine that is
+    slow for a while disturbs less."""
     ratios = [one / other for one, other in zip(ours, limit, strict=True)]
     return replace(faster(ours, limit, unit, bar), ratio=_round(median(ratios)))
 

@@ -172,7 +172,7 @@ class Opening:
             rebuilds.carried_out(self._run_dir, self._store)
             crashpoint("rebuild.done")
         elif self._is_empty(applied) and self._saves_most():
-            # Asked durably: one that was built in part has rows of which the log may lose the DELETEs, so it is built to its end whatever happens.
+            # Asked durably: one that was built in part has rows of which the log may lose the DELETEs, so it is built to its end.
             rebuilds.request(self._run_dir, self._store, None)
             crashpoint("newstore.asked")
             self.sink.close()

@@ -4,8 +4,8 @@ The rows that a store would hold had it followed the log up to the cut are compu
 place of whatever it has (``Sink.rebuild``). So it is never empty meanwhile, and nothing of the way to the cut shows: no row that was deleted and came
 again, no TRUNCATE. From the cut on the store is followed as ever.
 
-An operator asks for it, or the follower of a store that holds nothing, where states of its topics (``LogReader.state``) stand for most of what it would
-read otherwise (``saves_most``).
+An operator asks for it, or the follower of a store that holds nothing, where states of its topics (``LogReader.state``) stand for most of what it
+would read otherwise (``saves_most``).
 
 A row of which an expression of the store has no value is not among them. It is named once the store is open again (``name_failed``), and a store that
 keeps no dead letters is not built to its end.

@@ -349,7 +349,7 @@ class LogReader(Protocol):
         ``history``: the one of this log (``Lineage.history``) in which whoever asks came to ``after``, having begun at 0. Of DELETEs that were gone by then
         he has never had the rows, so he may go on; without it nobody may who is before the topic's floor.
         ``old_rows``: with the column of the rows that changes replaced, where the log has it (``cdc.model.oldrows``).
-        ``keys_only``: with our own columns and the key's, and no others; the schema says all of the definition none the less (``cdc.model.batch``)."""
+        ``keys_only``: with our own columns and the key's, and no others. The schema's metadata says all of the definition none the less."""
         ...
 
     def changes_at(self, topic: str, positions: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
