@@ -216,7 +216,7 @@ class EmbeddedLogReader:
         found: list[Slice] = []
         for topic, low, high in self._groups(index, *index.between(after, upto), after, upto):
             # Of a checkpoint's part that is not resolved only the positions tell how many rows of it are meant.
-            for end in _ends(topic, low, high, target_bytes):
+            for end in topic.divided(low, high, target_bytes):
                 rows, size = topic.totals(low, end)
                 until = Position(min(upto, int(topic.parts["last"][end - 1])))
                 one = Slice(index.name, after, until, min(rows, until - after), size)
@@ -494,12 +494,3 @@ def _gone(index: TopicIndex, after: int) -> PositionGone:
     return PositionGone(
         f"the log no longer keeps all of {index.name} from position {after} on: DELETEs before {retired.floor} may be gone",
     )
-
-
-def _ends(index: TopicIndex, low: int, high: int, target_bytes: int) -> Iterator[int]:
-    """Where to divide the parts [low, high) so that each piece has about ``target_bytes``."""
-    sizes = index.parts["bytes"][:high]
-    while low < high:
-        done = int(sizes[low - 1]) if low else 0
-        low = min(max(int(sizes.searchsorted(done + target_bytes, "right")), low + 1), high)
-        yield low
