@@ -4,8 +4,9 @@ The limit is a *drain*: a socket reader that only receives and drops bytes, the 
 bytes gather for the same pause as ours between reads (longer ones were slower). Ours and the drains alternate over the same WAL: nothing is ever confirmed to the server,
 so each run gets the same changes.
 
-Parts: ``orders`` (small transactions, six columns), ``wide`` (40 columns, 1.6 kB a row), ``tables`` (1,000 tables, ten rows a transaction) and
-``large`` (one transaction of 10,000,000 rows, received while it runs: no drain, but memory, and that readers of the log see all or nothing).
+Parts: ``orders`` (small transactions, six columns), ``wide`` (40 columns, 1.6 kB a row), ``tables`` (1,000 tables, ten rows a transaction),
+``large`` (one transaction of 10,000,000 rows, received while it runs: no drain, but memory, and that readers of the log see all or nothing) and
+``lookup`` (``orders`` with the look-ups of every table kept beside it, against the same without: pairs of runs, one behind the other).
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from psycopg.conninfo import conninfo_to_dict
 
 from bench.debezium import measure_debezium
 from bench.orders import PUBLICATION
-from bench.result import Result, faster, lower
-from bench.workloads import SLOT, WORKLOADS
+from bench.result import Result, faster, lower, paired
+from bench.workloads import SLOT, WORKLOADS, Workload
 from cdc.capture.pace import PAUSE_S
 from cdc.embedded.postgres import Postgres
 
 SILENCE_S = 1.0
+LOOKUP = "lookup"
 LOOKUP_S = 120.0
 """Within so long the first of the look-ups' files has to be there, on any machine."""
 QUIET = {"wal_sender_timeout": "0", "autovacuum": "off"}
@@ -49,20 +51,22 @@ KEEPALIVE_BYTES = 23
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench capture", description=__doc__)
-    parser.add_argument("--part", choices=sorted(WORKLOADS), default="orders")
+    parser.add_argument("--part", choices=sorted([*WORKLOADS, LOOKUP]), default="orders")
     parser.add_argument("--changes", type=int, help="as many as the part's own number otherwise")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--lookup", action="store_true", help="also with the look-ups of every table kept beside it")
     parser.add_argument("--debezium", action="store_true", help="also Debezium's engine (installs requirements/bench.lock)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as folder:
         server = Postgres(Path(folder) / "pg", options=QUIET)
         server.start()
         try:
-            changes = options.changes or WORKLOADS[options.part].changes
-            result = measure(server, Path(folder), changes, options.runs, options.part)
-            if options.lookup:
-                measure_lookup(server, Path(folder), changes, options.runs, result)
+            workload = WORKLOADS["orders" if options.part == LOOKUP else options.part]
+            changes = options.changes or workload.changes
+            load(server, workload, changes)
+            if options.part == LOOKUP:
+                result = measure_lookup(server, Path(folder), changes, options.runs)
+            else:
+                result = measure(server, Path(folder), changes, options.runs, options.part)
             if options.debezium:
                 measure_debezium(server, changes, result)
         finally:
@@ -71,14 +75,18 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def measure(server: Postgres, folder: Path, changes: int, runs: int, part: str = "orders") -> Result:
-    workload = WORKLOADS[part]
+def load(server: Postgres, workload: Workload, changes: int) -> None:
+    """Leaves so many changes behind the slot."""
     with psycopg.connect(server.unix_dsn(), autocommit=True) as connection:
         workload.create(connection)
         connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (SLOT,))
         print(f"writing {changes} changes …", file=sys.stderr, flush=True)
         workload.load(connection, changes)
         connection.execute("checkpoint")
+
+
+def measure(server: Postgres, folder: Path, changes: int, runs: int, part: str = "orders") -> Result:
+    """What ``load`` has left there."""
     result = Result("capture" if part == "orders" else f"capture-{part}")
     if part == "large":
         return _large(server, folder, changes, result)
@@ -116,19 +124,23 @@ def measure(server: Postgres, folder: Path, changes: int, runs: int, part: str =
     return result
 
 
-def measure_lookup(server: Postgres, folder: Path, changes: int, runs: int, result: Result) -> None:
-    """The same changes with and without, one run after the other, and each of the two as often first as second."""
+def measure_lookup(server: Postgres, folder: Path, changes: int, runs: int) -> Result:
+    """The same changes with and without, in pairs, and each of the two as often first as second."""
+    result = Result(f"capture-{LOOKUP}")
     found: dict[str, list[dict[str, float]]] = {"capture": [], "looked-up": []}
     for number in range(runs):
         for what in sorted(found, reverse=number % 2 == 1):
             found[what].append(_child(what, server.unix_dsn(), changes, folder))
             print(f"{what}: {changes / found[what][-1]['seconds']:.0f}/s", file=sys.stderr, flush=True)
     ours, alone = ([changes / run["seconds"] for run in found[what]] for what in ("looked-up", "capture"))
-    result.figures["beside_lookup"] = faster(ours, alone, "changes/s", bar=0.9)
+    result.figures["beside_lookup"] = paired(ours, alone, "changes/s", bar=0.9)
     cpu = {what: round(median(run["cpu_s"] for run in those) * 1e6 / changes, 3) for what, those in found.items()}
     result.orientation["cpu_s_per_million_with_and_without_lookup"] = [cpu["looked-up"], cpu["capture"]]
     # The thread begins a second after capture, and is never ahead of it.
     result.orientation["lookup_kept_meanwhile"] = round(median(run["kept"] for run in found["looked-up"]), 2)
+    used = [run for those in found.values() for run in those]
+    result.cpu_s, result.rss_mb = round(median(run["cpu_s"] for run in used), 3), round(max(run["rss_mb"] for run in used))
+    return result
 
 
 def _large(server: Postgres, folder: Path, changes: int, result: Result) -> Result:

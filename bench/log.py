@@ -1,6 +1,11 @@
-"""The log alone: appending and committing prebuilt batches against a plain write + fdatasync of the same bytes, and reading them
-against a plain read of the same bytes; what a tiny commit costs besides the disk; what following costs; what sealing costs; how long it takes to open a
-long log, of which the timeline is made up; what compaction costs (``bench.rewrites``); how fast Spark reads (``bench.spark_scan``).
+"""The log alone: appending and committing prebuilt batches against a plain write + fdatasync of the same bytes (and against one that syncs a
+second, short write behind each, as a commit does), and reading them against a plain read of the same bytes; what a tiny commit costs besides the
+disk; what following costs; what sealing costs; how long it takes to open a long log, of which the timeline is made up; what compaction costs
+(``bench.rewrites``); how fast Spark reads (``bench.spark_scan``).
+
+A commit syncs the rows and then, in another file, the record that makes them exist. The second sync costs about as much as the first, however
+little it writes, and may not begin before the first has ended. So ``append`` is far below 1 on every disk: ``append_as_two_files`` says how much
+of that is our own.
 
 ``--part`` runs some of it: ``append`` and ``read`` are measured over the same log, as one.
 """
@@ -26,11 +31,14 @@ from bench.longlog import make_up
 from bench.result import Result, faster, lower
 from cdc.log.embedded.names import sealed_of
 from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.records import RECORD_BYTES
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.position import Lsn, Position
 
 SEAL_SEGMENT_BYTES = 16 * 2**20
 END = Position(2**40)
+ENTRY_BYTES = 2 * RECORD_BYTES
+"""A group's records in the timeline, where it has changes of one topic."""
 
 
 def main(arguments: list[str]) -> int:
@@ -64,17 +72,20 @@ def _spark(result: Result, folder: Path, options: argparse.Namespace) -> None:
 def _append(result: Result, folder: Path, options: argparse.Namespace) -> None:
     rows = options.rows
     batches = _batches(rows)
-    append, plain, read, plain_read, cpu = [], [], [], [], []
+    append, plain, two, read, plain_read, cpu = [], [], [], [], [], []
     for run in range(options.runs):
         root = folder / f"log-{run}"
         seconds, cpu_s, sizes = write_log(root, batches)
         append.append(rows / seconds)
         cpu.append(cpu_s / rows * 1e6)
-        plain.append(rows / write_plain(folder / "plain", sizes))
+        portions = committed(root, sizes)
+        two.append(rows / write_plain(folder / "plain", portions, folder / "entries"))
+        plain.append(rows / write_plain(folder / "plain", portions))
         read.append(rows / timed(lambda at=root: read_log(at)))
         plain_read.append(rows / timed(lambda at=folder / "plain": read_plain(at)))
         shutil.rmtree(root)
     result.figures["append"] = faster(append, plain, "rows/s", bar=0.8)
+    result.figures["append_as_two_files"] = faster(append, two, "rows/s")
     result.figures["append_rows_per_s"] = faster(append, [1e6], "rows/s", bar=1.0)
     result.figures["append_cpu_s_per_million"] = lower(cpu, 0.25, "CPU s")
     result.figures["read"] = faster(read, plain_read, "rows/s")
@@ -134,17 +145,28 @@ def write_log(root: Path, batches: list[pa.RecordBatch]) -> tuple[float, float, 
     return seconds, cpu, sizes
 
 
-def write_plain(path: Path, sizes: list[int]) -> float:
-    """Seconds to write and sync the same bytes in the same portions to one file."""
-    path.unlink(missing_ok=True)
-    source = np.random.default_rng(1).bytes(max(sizes))
-    fd = os.open(path, os.O_CREAT | os.O_WRONLY)
+def committed(root: Path, sizes: list[int]) -> list[memoryview]:
+    """The bytes of each commit: those of the log's segments, in portions of these sizes."""
+    whole = memoryview(b"".join(path.read_bytes() for path in sorted(root.rglob("*.seg"))))
+    ends = np.cumsum(sizes).tolist()
+    return [whole[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def write_plain(path: Path, portions: list[memoryview], entries: Path | None = None) -> float:
+    """Seconds to write and sync the same bytes in the same portions to one file. ``entries``: a second file, to which as many bytes as a group's
+    records have are written and synced behind each portion."""
+    paths = [one for one in (path, entries) if one is not None]
+    for one in paths:
+        one.unlink(missing_ok=True)
+    files = [os.open(one, os.O_CREAT | os.O_WRONLY) for one in paths]
     started = time.perf_counter()
-    for size in sizes:
-        os.write(fd, memoryview(source)[:size])
-        os.fdatasync(fd)
+    for portion in portions:
+        for fd, data in zip(files, (portion, portion[:ENTRY_BYTES]), strict=False):
+            os.write(fd, data)
+            os.fdatasync(fd)
     seconds = time.perf_counter() - started
-    os.close(fd)
+    for fd in files:
+        os.close(fd)
     return seconds
 
 

@@ -1,5 +1,5 @@
 """Keyed look-ups: rows of random keys by batches of many sizes, out of a log of which most is sealed; and what it costs to make the runs.
-``capture --lookup`` measures what keeping them costs capture.
+``capture --part lookup`` measures what keeping them costs capture.
 """
 
 from __future__ import annotations

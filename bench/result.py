@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,6 +31,13 @@ def faster(ours: list[float], limit: list[float], unit: str, bar: float | None =
     return Figure(
         _round(value), unit, _round(against), _round(value / against), bar, tuple(map(_round, ours)), tuple(map(_round, limit))
     )
+
+
+def paired(ours: list[float], limit: list[float], unit: str, bar: float | None = None) -> Figure:
+    """As ``faster``, where each run of ours has one of the limit beside it: the ratio is the median of the pairs' ratios, which a machine that is
+    slow for a while disturbs less."""
+    ratios = [one / other for one, other in zip(ours, limit, strict=True)]
+    return replace(faster(ours, limit, unit, bar), ratio=_round(median(ratios)))
 
 
 def lower(ours: list[float], limit: float, unit: str) -> Figure:

@@ -124,10 +124,19 @@ class HeldLog:
             return topic  # what names columns by names that they had may be put right by what the store has
 
     def read(
-        self, topic: str, after: Position, upto: Position, history: str | None = None, *, old_rows: bool = False
+        self,
+        topic: str,
+        after: Position,
+        upto: Position,
+        history: str | None = None,
+        *,
+        old_rows: bool = False,
+        keys_only: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         if old_rows:
             raise ValueError("a store is given no old rows")
+        if keys_only:
+            raise ValueError("what a store holds of a change may depend on all of its columns")
         return self._given(topic, self._log.read(topic, after, upto, history))
 
     def changes_at(self, topic: str, positions: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:

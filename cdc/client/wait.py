@@ -262,7 +262,7 @@ def _held_up(saved: status.FollowerStatus) -> str | None:
     if saved.state == "starting":
         return "is starting: it has not looked at its store yet"
     if saved.state == "rebuilding":
-        return "builds its store again from the log"
+        return "builds its store from the log"
     if saved.state == "waiting":
         return f"waits for its store: {saved.error or 'it does not answer'}"
     if saved.state != "following" or saved.error is not None:

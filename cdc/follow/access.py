@@ -140,8 +140,8 @@ class Opening:
         return lineage is not None and lineage.history != self.history
 
     def open(self) -> Cut:
-        """Returns from where the store is to be brought on, once it was built again where an operator has asked for that. Raises StoreError, Stopped,
-        ConfigError, ChangeWaits."""
+        """Returns from where the store is to be brought on, once it was built again where that was asked for, or built because it holds nothing and
+        that is much less than all changes. Raises StoreError, Stopped, ConfigError, ChangeWaits."""
         try:
             self.take_lease()
         except LeaseHeld as error:
@@ -171,6 +171,12 @@ class Opening:
             self._rebuilding.name_failed(self.sink)
             rebuilds.carried_out(self._run_dir, self._store)
             crashpoint("rebuild.done")
+        elif self._is_empty(applied) and self._saves_most():
+            # Asked durably: one that was built in part has rows of which the log may lose the DELETEs, so it is built to its end.
+            rebuilds.request(self._run_dir, self._store, None)
+            crashpoint("newstore.asked")
+            self.sink.close()
+            return self.open()
         self.number += 1
         self.is_open = True
         return applied
@@ -230,6 +236,17 @@ class Opening:
         try:
             self._reader.settle(self.sink)
             self.sink.finish()
+        except HeadwaterError:
+            self.sink.close()
+            raise
+
+    def _is_empty(self, applied: Cut) -> bool:
+        """Whether the store holds nothing of the log; never of one that keeps no rows, which is given every change."""
+        return not (self.sink.traits.passing or applied.position or any(self.sink.held(topic) for topic in self._topics()))
+
+    def _saves_most(self) -> bool:
+        try:
+            return self._rebuilding.saves_most()
         except HeadwaterError:
             self.sink.close()
             raise

@@ -1,8 +1,11 @@
-"""A store built again from the log: its rows as of one cut, under the rules by which it follows.
+"""A store built from the log: its rows as of one cut, under the rules by which it follows.
 
 The rows that a store would hold had it followed the log up to the cut are computed from the log alone (``sinks.past``), and the store puts them in the
 place of whatever it has (``Sink.rebuild``). So it is never empty meanwhile, and nothing of the way to the cut shows: no row that was deleted and came
 again, no TRUNCATE. From the cut on the store is followed as ever.
+
+An operator asks for it, or the follower of a store that holds nothing, where states of its topics (``LogReader.state``) stand for most of what it
+would read otherwise (``saves_most``).
 
 A row of which an expression of the store has no value is not among them. It is named once the store is open again (``name_failed``), and a store that
 keeps no dead letters is not built to its end.
@@ -24,7 +27,7 @@ from cdc.errors import StoreError
 from cdc.follow.failures import kept_by_none, named_again, too_many
 from cdc.follow.ranges import ChangeWaits
 from cdc.follow.rules import Rules, SchemaPause
-from cdc.log.contract import selected
+from cdc.log.contract import present_history, selected
 from cdc.model.batch import POSITION, last_position, topic_schema
 from cdc.model.evolution import Kind
 from cdc.model.position import START, Cut, Position
@@ -48,6 +51,17 @@ class Rebuilding:
     began: Callable[[], None]
     failed: dict[str, set[int]] = field(default_factory=dict, init=False)
     """The positions of rows that an expression fails for, by topic."""
+
+    def saves_most(self) -> bool:
+        """Whether states stand for more than half of the changes that a store which holds nothing would be given. Reads the states once."""
+        topics, head = selected(self.reader, self.rules.options.tables), self.reader.head().position
+        saved = 0
+        for topic in topics:
+            state = self.reader.state(topic.name, head)
+            if state is not None:
+                pieces = self.reader.slices([topic.name], START, state.cut, 1 << 62, present_history(self.reader))
+                saved += sum(piece.rows for piece in pieces)
+        return 2 * saved > sum(topic.rows for topic in topics)
 
     def carry_out(self, sink: Sink, epoch: int) -> Outcome:
         """Builds it as of the log's head. Raises ChangeWaits, ConfigError before anything was touched; StoreError, Stopped, EpochPassed."""

@@ -333,7 +333,14 @@ class LogReader(Protocol):
         ...
 
     def read(
-        self, topic: str, after: Position, upto: Position, history: str | None = None, *, old_rows: bool = False
+        self,
+        topic: str,
+        after: Position,
+        upto: Position,
+        history: str | None = None,
+        *,
+        old_rows: bool = False,
+        keys_only: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """The topic's changes in (after, upto], in position order; each batch stands under one definition and holds either rows or
         exactly one TRUNCATE. Nothing for a topic that the log does not have (yet), nor beyond the head. Positions rise and may have gaps,
@@ -341,7 +348,8 @@ class LogReader(Protocol):
 
         ``history``: the one of this log (``Lineage.history``) in which whoever asks came to ``after``, having begun at 0. Of DELETEs that were gone by then
         he has never had the rows, so he may go on; without it nobody may who is before the topic's floor.
-        ``old_rows``: with the column of the rows that changes replaced, where the log has it (``cdc.model.oldrows``)."""
+        ``old_rows``: with the column of the rows that changes replaced, where the log has it (``cdc.model.oldrows``).
+        ``keys_only``: with our own columns and the key's, and no others. The schema's metadata says all of the definition none the less."""
         ...
 
     def changes_at(self, topic: str, positions: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:

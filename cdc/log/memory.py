@@ -16,7 +16,7 @@ import pyarrow as pa
 from cdc.errors import PositionGone
 from cdc.log.contract import SOURCE_NAME, Slice, Topic, TopicState, retired_before
 from cdc.log.views import alone, clip, picked
-from cdc.model.batch import POSITION, table_of
+from cdc.model.batch import POSITION, only_keys, table_of
 from cdc.model.lineage import History, Lineage
 from cdc.model.oldrows import completed, without_old_rows
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position, format_lsn
@@ -263,7 +263,14 @@ class MemoryReader:
         ]
 
     def read(
-        self, topic: str, after: Position, upto: Position, history: str | None = None, *, old_rows: bool = False
+        self,
+        topic: str,
+        after: Position,
+        upto: Position,
+        history: str | None = None,
+        *,
+        old_rows: bool = False,
+        keys_only: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         floor, raised = self._floor(topic)
         kept_from = self._log.kept_from.get(topic, START)
@@ -274,7 +281,7 @@ class MemoryReader:
             raise PositionGone(f"the log no longer keeps all of {topic} from position {after} on")
         for batch in self._between(after, upto):
             if table_of(batch.schema).qualified == topic:
-                yield from alone(batch if old_rows else without_old_rows(batch))
+                yield from alone(only_keys(batch) if keys_only else batch if old_rows else without_old_rows(batch))
 
     def changes_at(self, topic: str, positions: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         for batch in self._between(0, self._log.head.position):

@@ -65,7 +65,7 @@ class Tail:
             return
         scan = RunScan(self._standing, self.seed, self._living)
         held = sum(run.entries.pairs for run in self.runs)
-        for batch in self._log.read(self._topic, Position(self.high), Position(cut), present_history(self._log)):
+        for batch in self._log.read(self._topic, Position(self.high), Position(cut), present_history(self._log), keys_only=True):
             scan.take(batch)
             self._limit(held + scan.rows)
         self._add(scan.runs(cut))

@@ -73,7 +73,7 @@ class RunUpkeep:
         origin = Origin(lineage.log, lineage.history, self._topic, origin.seed)
         scan = RunScan(shelf.standing, origin.seed, self._living, self._put_apart)
         high, more = int(head), False
-        for batch in self._log.read(self._topic, Position(self.reached), head, present_history(self._log)):
+        for batch in self._log.read(self._topic, Position(self.reached), head, present_history(self._log), keys_only=True):
             self._go_on(0)
             scan.take(batch)
             if scan.rows >= self._run_rows:
@@ -104,7 +104,7 @@ class RunUpkeep:
             return False
         self._thinned_from = topic.clean_from
         with_rows = PositionSet(START, shelf.standing.at, MEMORY_BYTES)
-        for batch in self._log.read(self._topic, START, Position(shelf.standing.at)):
+        for batch in self._log.read(self._topic, START, Position(shelf.standing.at), keys_only=True):
             self._go_on(0)
             with_rows.add(batch.column(POSITION).to_numpy())
         for run in list(shelf.runs):

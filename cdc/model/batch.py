@@ -96,6 +96,18 @@ def table_of(schema: pa.Schema) -> Table:
     return _table_of(schema.metadata[TABLE_METADATA])
 
 
+def keys_schema(schema: pa.Schema) -> pa.Schema:
+    """A batch's schema with our own columns and the key's only. Its metadata says all of the definition none the less."""
+    wanted = {field.name for field in META_FIELDS} | {field.name for field in topic_schema(schema).key}
+    return pa.schema([field for field in schema if field.name in wanted], metadata=schema.metadata)
+
+
+def only_keys(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with these columns only. The same object where it has no others."""
+    schema = keys_schema(batch.schema)
+    return batch if len(schema) == len(batch.schema) else batch.select(schema.names)
+
+
 @lru_cache(maxsize=4096)
 def topic_batch_schema(schema: TopicSchema) -> pa.Schema:
     """As ``batch_schema``, of a batch that never comes into the log: a store's rows under another definition than they were logged with."""

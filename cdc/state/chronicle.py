@@ -86,7 +86,7 @@ class StoreChronicle:
         if status.state == "starting" and status.error is None:
             return None
         if status.state == "rebuilding":
-            return Line("is built again from the log")
+            return Line("is built from the log")
         self._trouble_since = now if self._trouble_since is None else self._trouble_since
         return self._trouble(status)
 

@@ -1,4 +1,5 @@
-"""Rebuilds that `cdc resume STATE:follow-NAME --rebuild` asks of a follower: the store is built again from the log (``cdc.follow.rebuild``).
+"""Rebuilds that `cdc resume STATE:follow-NAME --rebuild` asks of a follower, or a follower of itself: the store is built from the log
+(``cdc.follow.rebuild``).
 
 The request lies under ``run_dir/rebuild`` until the store was built and opened again, so a crash on the way begins it again.
 """
@@ -19,15 +20,15 @@ STATES: Final = frozenset({StopState.DIVERGED, StopState.OTHER_LOG, StopState.PO
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """An operator's request for a rebuild, and the reason."""
+    """A request for a rebuild. ``state``: the stop state that the operator wants to end; None: the follower has asked, as the store held nothing."""
 
-    state: StopState
+    state: StopState | None
     asked_at: float
     """Unix time, seconds."""
 
 
-def request(run_dir: Path, store: str, state: StopState) -> Rebuild:
-    """Durable when it returns."""
+def request(run_dir: Path, store: str, state: StopState | None) -> Rebuild:
+    """``state``: as ``Rebuild`` has it. Durable when it returns."""
     asked = Rebuild(state, time.time())
     _FILE.save(_path(run_dir, store), asked)
     return asked
@@ -55,7 +56,7 @@ def _unreadable(path: Path, what: str) -> StoreError:
 _FILE: Final = StateFile(
     format=1,
     encode=asdict,
-    decode=lambda raw: Rebuild(StopState(raw["state"]), raw["asked_at"]),
+    decode=lambda raw: Rebuild(None if raw["state"] is None else StopState(raw["state"]), raw["asked_at"]),
     unreadable=_unreadable,
     shared=True,
 )

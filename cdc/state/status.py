@@ -127,7 +127,7 @@ class FollowerStatus(_Told):
     kind: str = ""
     pid: int = 0
     state: str = "starting"
-    """starting | rebuilding (the store is built again from the log) | following | waiting (the store is down; see ``error``) | stopped | exited"""
+    """starting | rebuilding (the store is built from the log) | following | waiting (the store is down; see ``error``) | stopped | exited"""
     stop: str | None = None
     error: str | None = None
     position: int = 0

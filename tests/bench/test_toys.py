@@ -17,7 +17,7 @@ NOT_MEASURED: Final = {"table", "against"}
 
 CACHES: Final = {f"{store}_apply{what}" for store in ("redis", "redis_hash") for what in ("", "_client_cpu", "_server_cpu")}
 TOYS: Final = {
-    "capture": ("--changes 2000 --runs 1 --lookup", {"drain_unix", "drain_tcp", "beside_lookup"}),
+    "capture": ("--changes 2000 --runs 1", {"drain_unix", "drain_tcp"}),
     "audit": ("redis redis-hash --rows 3000 --runs 1", {"redis", "redis_hash"}),
     "snapshot": ("--rows 3000 --runs 1", {"copy", "wide"}),
     "backlog": ("--changes 20000 --runs 1 --stores redis,redis-hash --alone", CACHES),
@@ -29,6 +29,10 @@ TOYS: Final = {
     "stages": ("--changes 2000", set()),
     "live": ("--seconds 2 --rate 5 --rows 5", {"captured"}),
 }
+PARTS: Final = {
+    "capture": ("--part lookup --changes 2000 --runs 2", {"beside_lookup"}),
+}
+"""Parts of benchmarks that run by themselves."""
 STORES: Final = {
     "backlog": ("--changes 60000 --runs 1 --stores redis,warehouse --settle-s 0", {"redis", "redis_apply", "warehouse"}),
     "audit": ("warehouse --rows 3000 --runs 1", {"warehouse"}),
@@ -42,6 +46,11 @@ STORES: Final = {
 @pytest.mark.parametrize("name", TOYS)
 def test_toy(name: str) -> None:
     _check(name, *TOYS[name])
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_toy_of_a_part(name: str) -> None:
+    _check(name, *PARTS[name])
 
 
 @pytest.mark.spark

@@ -18,7 +18,7 @@ from cdc.log.embedded import writer as writer_module
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.memory import MemoryLog
-from cdc.model.batch import Op, table_of
+from cdc.model.batch import META_FIELDS, Op, table_of
 from cdc.model.lineage import believed
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Table
@@ -251,6 +251,16 @@ def test_the_schema_may_change_within_and_between_commits(log: Home) -> None:
     assert [topic.table for topic in log.reader.topics()] == [ORDERS_WIDER]
     log.put(changes(ORDERS, [90]))
     assert [topic.table for topic in log.reader.topics()] == [ORDERS]
+
+
+def test_who_asks_for_keys_alone_gets_the_same_changes_and_definitions(log: Home) -> None:
+    log.put(changes(ORDERS, range(1, 60)), changes(ORDERS, [60], op=Op.TRUNCATE), changes(ORDERS_WIDER, range(61, 90)))
+    log.settle()
+    whole = read(log.reader, "public.orders", 5)
+    found = list(log.reader.read("public.orders", Position(5), Position(BIG), keys_only=True))
+    assert {name for batch in found for name in batch.schema.names} == {*(field.name for field in META_FIELDS), "id"}
+    assert [table_of(batch.schema) for batch in found] == [table_of(batch.schema) for batch in whole]
+    assert [batch.to_pylist() for batch in found] == [batch.select(found[0].schema.names).to_pylist() for batch in whole]
 
 
 def test_a_truncate_stands_alone(log: Home) -> None:

@@ -23,6 +23,7 @@ ROOMS: Final = {
     "warehouse": ("warehouse",),
     "rebuild": ("rebuild",),
     "rebuilding": ("rebuilding",),
+    "newstore": ("newstore",),
     "stops": ("stops",),
     "supervise": ("supervise",),
     "inbox": ("inbox",),

@@ -196,6 +196,8 @@ class Rare:
     """How often closed segments are sealed, and sealed files move to a tier, or back; never in the runs without one. Then segments are small, too."""
     rebuilds: float
     """Of the steps of followers, before how many an operator has the store built again."""
+    states: float
+    """Of the housekeeping's steps, in how many a state is made of a topic."""
 
 
 def deal_rare(chance: Random) -> Rare:
@@ -208,4 +210,5 @@ def deal_rare(chance: Random) -> Rare:
         producers=chance.choice((1, 1, 2)) if chance.random() < 0.12 else 0,
         tier=chance.choice((0.3, 1.0)) if chance.random() < 0.2 else 0.0,
         rebuilds=chance.choice((0.01, 0.05)) if chance.random() < 0.3 else 0.0,
+        states=chance.choice((0.05, 0.2)) if chance.random() < 0.25 else 0.0,
     )

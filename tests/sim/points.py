@@ -51,6 +51,8 @@ class Points:
 
     def reach(self, point: str) -> None:
         """A named crash point of the product (``cdc.crashpoint``), of whichever process takes a step now."""
+        if point == "newstore.asked":
+            self._course.met("empty stores that were to be built")
         if not self._course.faulty:
             return
         if point in FULL_AT and self._course.chance.random() < self._course.dangers.disk_full:

@@ -20,7 +20,7 @@ from tests.sim.disk import ModelDisk
 from tests.sim.points import Points
 from tests.sim.source import Source
 from tests.sim.stores import Died
-from tests.sim.upkeep import Compactor
+from tests.sim.upkeep import Compactor, StateMaker
 
 
 class Process:
@@ -36,6 +36,7 @@ class Process:
         self._checker = checker
         self._log = log
         self._compactor = Compactor(course, log, checker)
+        self._state_maker = StateMaker(course, log, disk)
         self._folder: Path = disk.root
         self._places = LogPlaces(disk.root)
         self._since_lsn = 0
@@ -241,6 +242,18 @@ class Process:
                         seal(self._places, self._disk, SegmentPlace(timeline.log_id, index.number, index.name, run.segment), run)
         except OSError:
             return
+        except Died:
+            self._end()
+
+    def make_state(self) -> None:
+        """What the thread does that makes states of topics. A refusal leaves it at that."""
+        self.look()
+        try:
+            self._state_maker.step()
+        except OSError as error:
+            self._course.say(f"a state was refused: {error}")
+        except LogAway:
+            self._course.met("states that met a tier which did not answer")
         except Died:
             self._end()
 

@@ -948,7 +948,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
 def without_ddl(patch: Patch) -> None:
     """Most bugs need no table that comes or goes, and no producer but the source: the rest of what a seed decides is then as it always was."""
     rare = world.deal_rare
-    patch.setattr(world, "deal_rare", lambda chance: replace(rare(chance), producers=0, tier=0.0, rebuilds=0.0))
+    patch.setattr(world, "deal_rare", lambda chance: replace(rare(chance), producers=0, tier=0.0, rebuilds=0.0, states=0.0))
     original = world.deal_ddl
     patch.setattr(world, "deal_ddl", lambda chance: replace(original(chance), creates=0.0, drops=0.0, retypes=0.0, looks=0.0))
 

@@ -1,4 +1,4 @@
-"""What the compacting thread does, between two steps of everybody else; its commits are the writer's."""
+"""What the threads that compact the log and make states of its topics do, between two steps of everybody else; commits are the writer's."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from cdc.compaction.bounds import Settled, TopicPoints, bounds
 from cdc.compaction.merge import compact
 from cdc.log.contract import Topic
 from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.topicstates import EmbeddedStates, whole
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.position import Position
+from sinks.past import condensed
 from tests.sim.checker import Checker
 from tests.sim.course import Course
+from tests.sim.disk import ModelDisk
 
 MEMORY_BYTES = 2_000
 
@@ -59,3 +62,22 @@ class Compactor:
 
 def _record(writer: EmbeddedLogWriter) -> None:
     writer.commit()
+
+
+class StateMaker:
+    def __init__(self, course: Course, log: EmbeddedLogReader, disk: ModelDisk) -> None:
+        self._course = course
+        self._log = log
+        self._states = EmbeddedStates(disk.root, log, disk, file_bytes=2_000)
+
+    def step(self) -> None:
+        """Makes a state of one of the topics that have lost nothing, whether or not it is worth its room. Raises OSError, Died."""
+        topics = [topic for topic in self._log.topics() if whole(topic)]
+        if not topics:
+            return
+        topic, cut = self._course.chance.choice(topics).name, self._log.head().position
+        self._states.tidy(topic)
+        with condensed(self._log, topic, cut, memory_bytes=MEMORY_BYTES) as found:
+            made = self._states.keep(topic, cut, found.rows, found.batches)
+        self._course.counts["states made"] += 1
+        self._course.say(f"made a state of {topic} at {cut}: {made.rows} changes")

@@ -119,6 +119,7 @@ class World:
         for count, what in (
             ("changes compacted away", "changes were compacted away"),
             ("groups of producers", "producers handed over groups"),
+            ("empty stores that were to be built", "an empty store was built from states"),
         ):
             self._course.counts[f"runs in which {what}"] += bool(self._course.counts[count])
         changes = [change for commit in self.source.commits for change in commit.changes]
@@ -245,6 +246,9 @@ class World:
         compacts = self._course.rare.compacts
         if self._seals and compacts and self.process.capture is not None and chance.random() < compacts:
             self.process.compact([store.applied.position for _, store in self._followers.stores])
+        states = self._course.rare.states
+        if states and self.process.capture is not None and chance.random() < states:
+            self.process.make_state()
         return waited
 
     def _tend_tier(self) -> bool:

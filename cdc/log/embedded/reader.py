@@ -32,7 +32,7 @@ from cdc.log.embedded.topicindex import SegmentRun, TopicIndex
 from cdc.log.embedded.topicstates import EmbeddedStates
 from cdc.log.embedded.volumes import EARLIER, Volumes
 from cdc.log.views import alone, clip, joined
-from cdc.model.batch import last_position, table_of
+from cdc.model.batch import keys_schema, last_position, only_keys, table_of
 from cdc.model.lineage import Lineage
 from cdc.model.oldrows import schema_without_old_rows, without_old_rows
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
@@ -165,14 +165,22 @@ class EmbeddedLogReader:
             return [] if timeline is None else [self._topic(index) for index in timeline.topics.values()]
 
     def read(
-        self, topic: str, after: Position, upto: Position, history: str | None = None, *, old_rows: bool = False
+        self,
+        topic: str,
+        after: Position,
+        upto: Position,
+        history: str | None = None,
+        *,
+        old_rows: bool = False,
+        keys_only: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         index = self._index(topic, upto)
         if index is None or index.last <= after:
             return  # most topics, whenever a follower looks at what is new in all of them
         self._check_kept(index, after, history)
-        for batch in joined(self._batches(index, after, upto, old_rows=old_rows), upto_rows=JOINED_ROWS):
-            yield from alone(batch)
+        only = keys_schema if keys_only else None if old_rows else schema_without_old_rows
+        for batch in joined(self._batches(index, after, upto, only), upto_rows=JOINED_ROWS):
+            yield from alone(only_keys(batch) if keys_only else batch)
 
     def changes_at(self, topic: str, positions: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         index = self._index(topic, int(positions[-1])) if len(positions) else None
@@ -208,7 +216,7 @@ class EmbeddedLogReader:
         found: list[Slice] = []
         for topic, low, high in self._groups(index, *index.between(after, upto), after, upto):
             # Of a checkpoint's part that is not resolved only the positions tell how many rows of it are meant.
-            for end in _ends(topic, low, high, target_bytes):
+            for end in topic.divided(low, high, target_bytes):
                 rows, size = topic.totals(low, end)
                 until = Position(min(upto, int(topic.parts["last"][end - 1])))
                 one = Slice(index.name, after, until, min(rows, until - after), size)
@@ -328,18 +336,19 @@ class EmbeddedLogReader:
         found = earlier.last_within(upto) if earlier else 0
         return found if found >= segment else 0
 
-    def _batches(self, index: TopicIndex | None, after: int, upto: int, *, old_rows: bool) -> Iterator[pa.RecordBatch]:
+    def _batches(self, index: TopicIndex | None, after: int, upto: int, only: Only | None) -> Iterator[pa.RecordBatch]:
+        """``only``: these columns of what has to be decoded; of the rest at least these."""
         while index is not None:
             try:
                 for first, low, high in index.within_segments(*index.between(after, upto)):
                     source = self._segment(index, first, int(index.parts["generation"][low]))
                     if isinstance(source, SealedSegment):
-                        for batch in self._of_sealed(source, after, upto, None if old_rows else schema_without_old_rows):
+                        for batch in self._of_sealed(source, after, upto, only):
                             yield batch
                             after = last_position(batch)  # its next file may have been moved
                     else:
                         batches = self._of_segment(index, source, low, high, after, upto)
-                        yield from batches if old_rows else map(without_old_rows, batches)
+                        yield from batches if only is None else map(without_old_rows, batches)
                     after = max(after, int(index.parts["last"][high - 1]))
                 return
             except _Superseded:
@@ -485,12 +494,3 @@ def _gone(index: TopicIndex, after: int) -> PositionGone:
     return PositionGone(
         f"the log no longer keeps all of {index.name} from position {after} on: DELETEs before {retired.floor} may be gone",
     )
-
-
-def _ends(index: TopicIndex, low: int, high: int, target_bytes: int) -> Iterator[int]:
-    """Where to divide the parts [low, high) so that each piece has about ``target_bytes``."""
-    sizes = index.parts["bytes"][:high]
-    while low < high:
-        done = int(sizes[low - 1]) if low else 0
-        low = min(max(int(sizes.searchsorted(done + target_bytes, "right")), low + 1), high)
-        yield low

@@ -227,6 +227,14 @@ class TopicIndex:
         before = int(parts["rows"][low - 1]) if low else 0
         return SegmentRun(segment, start, end, rows - before, last, seed, running, generation)
 
+    def divided(self, low: int, high: int, target_bytes: int) -> Iterator[int]:
+        """Where to divide the parts [low, high) so that each piece has about ``target_bytes``: the end of each."""
+        sizes = self.parts["bytes"][:high]
+        while low < high:
+            done = int(sizes[low - 1]) if low else 0
+            low = min(max(int(sizes.searchsorted(done + target_bytes, "right")), low + 1), high)
+            yield low
+
     def segments(self) -> list[SegmentRun]:
         """Every segment of the topic, whole (header not included), in order; and what has replaced such."""
         return [self.run(low, high) for _, low, high in self.within_segments(0, self._parts.size)]

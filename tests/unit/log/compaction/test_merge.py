@@ -414,10 +414,17 @@ class Late(EmbeddedLogReader):
     _begun = False
 
     def read(
-        self, topic: str, after: Position, upto: Position, history: str | None = None, *, old_rows: bool = False
+        self,
+        topic: str,
+        after: Position,
+        upto: Position,
+        history: str | None = None,
+        *,
+        old_rows: bool = False,
+        keys_only: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         self._begun = True
-        return super().read(topic, after, upto, history, old_rows=old_rows)
+        return super().read(topic, after, upto, history, old_rows=old_rows, keys_only=keys_only)
 
     def topics(self) -> list[Topic]:  # type: ignore[override]
         found = list(super().topics())
