@@ -1,4 +1,4 @@
-"""Rebuilds that `cdc resume STATE:follow-NAME --rebuild` asks of a follower: the store is built again from the log (``cdc.follow.rebuild``).
+"""Rebuilds that `cdc resume STATE:follow-NAME --rebuild` or `cdc bootstrap NAME --in-place` asks of a follower: the store is built again from the log (``cdc.follow.rebuild``).
 
 The request lies under ``run_dir/rebuild`` until the store was built and opened again, so a crash on the way begins it again.
 """
@@ -21,12 +21,13 @@ STATES: Final = frozenset({StopState.DIVERGED, StopState.OTHER_LOG, StopState.PO
 class Rebuild:
     """An operator's request for a rebuild, and the reason."""
 
-    state: StopState
+    state: StopState | None
+    """The stop state that it is to end; None: the store was following."""
     asked_at: float
     """Unix time, seconds."""
 
 
-def request(run_dir: Path, store: str, state: StopState) -> Rebuild:
+def request(run_dir: Path, store: str, state: StopState | None) -> Rebuild:
     """Durable when it returns."""
     asked = Rebuild(state, time.time())
     _FILE.save(_path(run_dir, store), asked)
@@ -55,7 +56,7 @@ def _unreadable(path: Path, what: str) -> StoreError:
 _FILE: Final = StateFile(
     format=1,
     encode=asdict,
-    decode=lambda raw: Rebuild(StopState(raw["state"]), raw["asked_at"]),
+    decode=lambda raw: Rebuild(None if raw["state"] is None else StopState(raw["state"]), raw["asked_at"]),
     unreadable=_unreadable,
     shared=True,
 )
