@@ -7,7 +7,7 @@ One step makes another one live (``swap``): readers see all of the former until 
 which the other one does not show yet, the live one is held first (``hold``): its writer commits nothing any more, and whoever opens the store to write waits.
 What is held and forgotten, because the process that did it is gone, goes on after ``HELD_AT_MOST_S``.
 
-One that was live before is *kept*, up to a time that is recorded with the swap. Somebody brings it on until then (``cdc.generations.feeding``).
+One that was live before is *kept*, up to a time that is recorded with the swap. Somebody brings it on until then (``cdc.generations.feeder``).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cdc.generations.bootstrap import Bootstrapped, BuildProgress
-    from cdc.generations.decisions import Decisions
+    from cdc.generations.decisions import CarriedDecisions
     from cdc.settings.models import Settings
 
 _LINE_EVERY_S: Final = 5.0
@@ -123,12 +123,12 @@ def facts(name: str, done: Bootstrapped) -> dict[str, object]:
     }
 
 
-def decided(decisions: Decisions) -> dict[str, object]:
+def decided(decisions: CarriedDecisions) -> dict[str, object]:
     """The JSON of what became of operators' decisions about dead letters."""
     return {"carried": decisions.carried, "left": [{"letter": one.letter, "why": one.text} for one in decisions.left]}
 
 
-def decision_lines(decisions: Decisions) -> Iterator[str]:
+def decision_lines(decisions: CarriedDecisions) -> Iterator[str]:
     from cdc.generations.decisions import in_words
 
     if decisions.carried:

@@ -54,7 +54,7 @@ def kept_for(text: str) -> float | None:
     """The value of ``--keep-old``, in seconds; None: without an end. Raises BadParameter."""
     found = re.fullmatch(r"([0-9]{1,9})(s|m|h|d)", text)
     if found is None and text != "forever":
-        raise typer.BadParameter(f'{text} is no time; write one such as "90s", "15m", "24h" or "7d", or "forever"')
+        raise typer.BadParameter(f'{text} is not a time; write one such as "90s", "15m", "24h" or "7d", or "forever"')
     return None if found is None else float(int(found[1]) * _UNITS_S[found[2]])
 
 

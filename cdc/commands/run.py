@@ -151,10 +151,10 @@ def _auditing(settings: Settings, wanted: Wanted) -> Iterator[None]:
 @contextmanager
 def _feeding(settings: Settings, wanted: Wanted) -> Iterator[None]:
     """The generations that are kept are brought on inside."""
-    from cdc.generations.feeding import GenerationFeeding
+    from cdc.generations.feeder import GenerationFeeder
 
     stop = threading.Event()
-    feeding = GenerationFeeding(settings, lambda: wanted.latest, stop)
+    feeding = GenerationFeeder(settings, lambda: wanted.latest, stop)
     feeding.start()
     try:
         yield

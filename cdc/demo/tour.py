@@ -1,4 +1,4 @@
-"""What the demo shows once it has run for a while: the search index is built a second time beside the live one, under traffic, and takes its place."""
+"""The demo's tour, once it has run for a while: the search index is built a second time beside the live one, under traffic, and takes its place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Tour:
     _over: bool = field(default=False, init=False)
 
     def look(self, told: dict[str, Any] | None) -> None:
-        """``told``: the daemon's status. To be called about once a second."""
+        """Takes the daemon's status. To be called about once a second."""
         if self._since is None:
             self._since = self.clock()
         if self._over:

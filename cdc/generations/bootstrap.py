@@ -28,7 +28,7 @@ from cdc.follow.rebuild import Rebuilding
 from cdc.follow.rules import Rules
 from cdc.generations.alone import alone, writing
 from cdc.generations.comparison import TableComparison, compare
-from cdc.generations.decisions import Decisions
+from cdc.generations.decisions import CarriedDecisions
 from cdc.generations.follower import BUILDER_EPOCH, PASSES_MAX, GenerationFollower
 from cdc.generations.refusals import refuse_beyond
 from cdc.generations.reporter import GenerationReporter
@@ -66,7 +66,7 @@ class Bootstrapped:
     rows: int
     seconds: float
     tables: tuple[TableComparison, ...]
-    decisions: Decisions
+    decisions: CarriedDecisions
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class Bootstrap:
                 try:
                     cut = self._at_the_head(sink, number)
                     cut, tables = self._judged(sink, cut)
-                    equal, decided = not any(table.differ for table in tables), Decisions()
+                    equal, decided = not any(table.differ for table in tables), CarriedDecisions()
                     if equal:
                         self._shown("swapping", cut)
                         cut, decided = put_in_place(self._follower, self.generations, sink, cut, (number, live), self.keep_s)

@@ -1,4 +1,4 @@
-"""What operators have decided about dead letters of one generation (`cdc dlq edit`, `cdc dlq drop`), brought to the one that takes its place.
+"""Operators' decisions about dead letters of one generation (`cdc dlq edit`, `cdc dlq drop`), brought to the one that takes its place.
 
 A decision holds for the row that could not be held. Where the other generation can hold it, there is nothing to decide; where it has the same dead letter, the
 decision is carried out there as the store's follower would.
@@ -22,22 +22,22 @@ NOBODY: Final = "somebody"
 
 
 @dataclass(frozen=True, slots=True)
-class Decisions:
+class CarriedDecisions:
     """``carried``: how many came along now; ``left``: those that did not, and why."""
 
     carried: int = 0
     left: tuple[LetterAnswer, ...] = ()
 
-    def and_then(self, later: Decisions) -> Decisions:
+    def and_then(self, later: CarriedDecisions) -> CarriedDecisions:
         """Those of a second look, which has seen all that is still to be done."""
-        return Decisions(self.carried + later.carried, later.left)
+        return CarriedDecisions(self.carried + later.carried, later.left)
 
 
-def carry(former: Sink, sink: Sink, log: LogReader, applied: Cut, tables: tuple[str, ...]) -> Decisions:
+def carry(former: Sink, sink: Sink, log: LogReader, applied: Cut, tables: tuple[str, ...]) -> CarriedDecisions:
     """``former``: unopened, or opened; only read. ``sink``: opened to write, holds ``applied``. Done again it comes to the same. Raises StoreError."""
     there, box = box_of(former), box_of(sink)
     if there is None or box is None:
-        return Decisions()
+        return CarriedDecisions()
     mine: Mapping[str, Letter] = {one.id: one for one in box.letters()}
     deciding = Deciding(sink, box, log, applied, tables)
     answers: list[LetterAnswer] = []
@@ -47,7 +47,7 @@ def carry(former: Sink, sink: Sink, log: LogReader, applied: Cut, tables: tuple[
             continue
         answers += deciding.answers(_request(sink, one))
     left = tuple(one for one in answers if not one.done)
-    return Decisions(len(answers) - len(left), left)
+    return CarriedDecisions(len(answers) - len(left), left)
 
 
 def _request(sink: Sink, letter: Letter) -> LetterRequest:

@@ -1,7 +1,7 @@
 """Brings a generation on that readers do not see, in the thread that asks: while it is built, before it is put back, and while it is kept.
 
 It writes under the epoch that the generation has seen last. What keeps two of them apart is a lock (``cdc.generations.alone.writing``); once the generation is
-live, the store's own follower takes over, by an epoch that is no lower, under the store's lease.
+live, the store's own follower takes over, by an epoch that is as high or higher, under the store's lease.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PASSES_MAX: Final = 20
 
 @dataclass(slots=True)
 class GenerationFollower:
-    """Of one generation's sink. ``show``: called with what it holds, and with how many changes of how many have been taken. ``stop`` ends it, with a retryable
+    """Works on one generation's sink. ``show``: called with what it holds, and with how many changes of how many have been taken. ``stop`` ends it, with a retryable
     StoreError."""
 
     log_dir: Path

@@ -51,7 +51,7 @@ class GenerationReporter:
         self._write()
 
     def gone(self) -> None:
-        """There is no such generation any more, or readers see it."""
+        """The generation was removed, or readers see it."""
         status.remove(self._run_dir, self._now.part)
 
     def _at(self, cut: Cut) -> None:

@@ -11,7 +11,7 @@ from cdc.errors import ConfigError, StoreError
 from cdc.follow.ranges import ChangeWaits
 from cdc.generations.alone import writing
 from cdc.generations.bootstrap import hand_over
-from cdc.generations.decisions import Decisions
+from cdc.generations.decisions import CarriedDecisions
 from cdc.generations.follower import GenerationFollower
 from cdc.generations.refusals import refuse_beyond
 from cdc.generations.reporter import GenerationReporter
@@ -28,7 +28,7 @@ class RolledBack:
     former: int
     cut: Cut
     brought: int
-    decisions: Decisions
+    decisions: CarriedDecisions
 
 
 def roll_back(

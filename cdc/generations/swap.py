@@ -6,7 +6,7 @@ import time
 from contextlib import closing
 
 from cdc.crashpoint import crashpoint
-from cdc.generations.decisions import Decisions, carry
+from cdc.generations.decisions import CarriedDecisions, carry
 from cdc.generations.follower import GenerationFollower
 from cdc.generations.refusals import lacking
 from cdc.model.position import Cut
@@ -16,7 +16,7 @@ from sinks.generations import Generations
 
 def put_in_place(
     follower: GenerationFollower, generations: Generations, sink: Sink, cut: Cut, numbers: tuple[int, int], keep_s: float | None
-) -> tuple[Cut, Decisions]:
+) -> tuple[Cut, CarriedDecisions]:
     """``sink``: the generation's, opened by ``follower`` under ``writing``, at ``cut``. ``numbers``: its own, and the live one's, which is then kept for so long
     (None: without an end). To be done ``alone``. Raises StoreError, Stopped, ChangeWaits; readers see the live one as before then."""
     number, live = numbers

@@ -150,7 +150,7 @@ class FollowerStatus(_Told):
 
 
 @dataclass(slots=True)
-class _Stamped(_Told):
+class _StampedStatus(_Told):
     """Who wrote the file, and when."""
 
     pid: int = 0
@@ -163,7 +163,7 @@ class _Stamped(_Told):
 
 
 @dataclass(slots=True, kw_only=True)
-class GenerationStatus(_Stamped):
+class GenerationStatus(_StampedStatus):
     """Written about a generation that readers do not see: by `cdc bootstrap` while it is being built, by whoever feeds it while it is kept."""
 
     store: str

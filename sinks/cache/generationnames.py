@@ -36,7 +36,7 @@ class CacheGenerationNames:
         return replace(given, key=self.prefix + given.key, tables=rules)
 
     def of(self, prefix: str) -> CacheGenerationNames:
-        """The generation with this prefix; the first for a text that is none."""
+        """The generation with this prefix; the first for any other text."""
         found = _PREFIX.fullmatch(prefix)
         return CacheGenerationNames(self.store, FIRST if found is None else int(found[1]))
 

@@ -95,7 +95,7 @@ class CacheGenerations:
     def _ledger(self, number: int) -> ledger.Fields:
         key = ledger.key_of(CacheGenerationNames(self.name, number).owner)
         raw: Any = self._server.ask(lambda client: client.hgetall(key))
-        return {name.decode(errors="replace"): text.decode(errors="replace") for name, text in raw.items()}
+        return ledger.fields_of(raw)
 
 
 def _mark(fields: ledger.Fields) -> Mark | None:

@@ -106,7 +106,7 @@ class CacheRegister:
             of_live = ledger.key_of(self._names(live).owner)
             pipe.watch(of_live)
             found.clear()
-            found.update(_texts(pipe.hgetall(of_live)))
+            found.update(ledger.fields_of(pipe.hgetall(of_live)))
             if not found.get("log"):
                 raise StoreError(f"store {self.store}: its live generation has no ledger at present", retryable=True)
             pipe.multi()
@@ -168,7 +168,7 @@ class CacheRegister:
         return found
 
     def _record(self, raw: Mapping[Any, Any], points: bytes | None) -> CacheRecord:
-        fields, others = _texts(raw), dict[int, GenerationEntry]()
+        fields, others = ledger.fields_of(raw), dict[int, GenerationEntry]()
         for name, text in fields.items():
             for kind, state in ((_BUILDING, GenerationState.BUILDING), (_KEPT, GenerationState.KEPT)):
                 number = name.removeprefix(kind)
@@ -188,7 +188,3 @@ class CacheRegister:
 
     def _prefix(self, number: int) -> str:
         return self._names(number).prefix
-
-
-def _texts(found: Mapping[Any, Any]) -> dict[str, str]:
-    return {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}

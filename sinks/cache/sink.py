@@ -6,13 +6,10 @@ What a reader finds under a key is the row and nothing else (``sinks.cache.value
 
 from __future__ import annotations
 
-import datetime as dt
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +21,9 @@ from cdc.log.contract import LogReader, Topic, selected
 from cdc.model.batch import ALONE, OP, POSITION, topic_schema
 from cdc.model.lineage import Lineage, Mark, believed, of_another_log
 from cdc.model.position import START, ZERO_CUT, Cut, Position
-from cdc.model.selection import matches, named
+from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
-from sinks.cache import erasure, expiry, ledger, neighbours, resp, rowreader, rowscan
+from sinks.cache import erasure, expiry, foresight, ledger, neighbours, resp, rowreader, rowscan
 from sinks.cache.barriers import CacheBarriers
 from sinks.cache.fence import FenceAnswer, Writer, answer
 from sinks.cache.generationnames import FIRST, CacheGenerationNames
@@ -38,7 +35,7 @@ from sinks.cache.rebuild import CacheRebuild
 from sinks.cache.register import CacheGenerationReplaced, CacheRegister
 from sinks.cache.rowwriter import Rowwriter
 from sinks.cache.server import Server
-from sinks.cache.standing import CacheStanding, could_be_the_same
+from sinks.cache.standing import CacheStanding
 from sinks.cache.transactions import Answers, Commands, RedisTransactions, lost
 from sinks.cache.values import Form, form_of
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, TopicAsOf, Traits
@@ -292,7 +289,7 @@ class CacheSink:
 
     def _read(self) -> CacheLedger | None:
         """None where there is no ledger, or one of a store that is being erased."""
-        fields = self._server.ask(lambda client: _texts(client.hgetall(ledger.key_of(self._store))))
+        fields = self._server.ask(lambda client: ledger.fields_of(client.hgetall(ledger.key_of(self._store))))
         return self._decoded(fields) if fields.get("log") else None
 
     def _decoded(self, fields: ledger.Fields) -> CacheLedger:
@@ -351,56 +348,15 @@ class CacheSink:
         neighbours.refuse_shared(self._server, self._store, claims)
 
     def foresee(self, schemas: Sequence[TopicSchema]) -> None:
-        """Raises ConfigError when the keys of these tables, which are to come, cannot be named, or cannot be told apart."""
         self._choices.foresee(schemas)
-        for pattern in named(list(self._options.held.options)):
-            if not any(matches((pattern,), schema) for schema in schemas):
-                hint = f"tables: {', '.join(schema.topic for schema in schemas) or 'none'}"
-                raise ConfigError(f'stores.{self.name}.tables."{pattern}": no such table is captured', hint=hint)
-        now = CacheStanding(self._store, self._projection)
         held = self._known.prefixes if self._known.projection == self._projection else {}
-        found = [now.check(schema, held) for schema in schemas]
-        for keys, after in pairwise(sorted(found, key=lambda keys: keys.prefix)):
-            if after.prefix.startswith(keys.prefix):
-                raise could_be_the_same(self.name, keys.schema.topic, after.schema.topic)
-        for keys in found:
-            if self._options.pointer is not None and self._options.pointer.startswith(keys.prefix):
-                raise ConfigError(
-                    f"store {self.name}: its pointer {self._options.pointer} could be a key of {keys.schema.topic}",
-                    hint=f"give pointer in [stores.{self.name}] another beginning",
-                )
+        foresight.refuse_misfit(self.name, self._options, CacheStanding(self._store, self._projection), held, schemas)
 
     def projected(self) -> str | None:
-        """The change that the next writer makes to every row because the configuration is now different; None: nothing. Raises ConfigError where it cannot."""
-        held, wanted = self._known.projection, self._projection
-        if held == wanted:
-            return None
-        later = CacheStanding(self._store, wanted)
-        for topic in self._known.prefixes:
-            later.prefixes[topic] = later.check(self._known.shapes[topic].schema).prefix
-        if held.key != wanted.key:
-            return f'every key is written again under key = "{wanted.key}", and deleted under "{held.key}"'
-        if held.value != wanted.value:
-            return f"every value is written again as {wanted.value}, until now {held.value}"
-        if held.tables != wanted.tables:
-            return "every row whose `key`, `value` or `ttl` is said otherwise is written again"
-        return "every value is written again, as its columns are shown otherwise"
+        return foresight.changed(self._known, self._projection)
 
     def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
-        schema = topic_schema(rows.schema)
-        names = CacheStanding(self._store, self._projection).check(schema).texts(rows).to_array().to_pylist()
-        form, channel = form_of(self._projection, schema), self._options.channel(schema.topic).decode()
-        expire_at = form.write(rows, schema).expire_at
-        for at, (key, value) in enumerate(zip(names, form.shown(rows, schema), strict=True)):
-            expires = {} if expire_at is None else {"expires": _moment(int(expire_at[at]))}
-            yield {
-                "command": form.command,
-                "key": key.decode(),
-                "value": value,
-                **expires,
-                **({"publish": channel} if channel else {}),
-                **({"pointer": f"what {self._options.pointer} holds stands before the key"} if self._options.pointer else {}),
-            }
+        return foresight.previewed(self._options, CacheStanding(self._store, self._projection), rows)
 
     def shape(self, topic: str) -> Shape | None:
         if self._epoch is not None:
@@ -531,14 +487,6 @@ class CacheSink:
     def close(self) -> None:
         self._parts.close()
         self._server.close()
-
-
-def _moment(ms: int) -> str:
-    return dt.datetime.fromtimestamp(ms / 1000, dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _texts(found: Mapping[Any, Any]) -> dict[str, str]:
-    return {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}
 
 
 def traits(options: Options) -> Traits:  # noqa: ARG001

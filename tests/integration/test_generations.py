@@ -20,10 +20,10 @@ from cdc.embedded.opensearch import OpenSearch
 from cdc.errors import ConfigError, Stopped, StoreError
 from cdc.follow.follower import Follower
 from cdc.follow.rules import Rules
-from cdc.generations import feeding
+from cdc.generations import feeder
 from cdc.generations.alone import GenerationInUse, alone, writing
 from cdc.generations.bootstrap import Bootstrap, Bootstrapped
-from cdc.generations.feeding import GenerationFeeding
+from cdc.generations.feeder import GenerationFeeder
 from cdc.generations.follower import GenerationFollower
 from cdc.generations.rollback import RolledBack, roll_back
 from cdc.log.embedded.writer import EmbeddedLogWriter
@@ -376,7 +376,7 @@ def settings_of(folder: Path, server: OpenSearch) -> Settings:
 def test_one_that_cannot_be_fed_holds_up_nobody_and_one_goes_when_its_time_is_over(
     opensearch: OpenSearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeding, "RETRY_S", (0.2,))
+    monkeypatch.setattr(feeder, "RETRY_S", (0.2,))
     settings = settings_of(tmp_path, opensearch)
     run_dir, options = settings.run_dir, settings.stores["search"]
 
@@ -537,7 +537,7 @@ def told(settings: Settings, number: int) -> status.GenerationStatus:
 def fed(settings: Settings) -> Iterator[None]:
     """As the daemon feeds what is kept."""
     stop = threading.Event()
-    thread = GenerationFeeding(settings, lambda: settings.stores, stop)
+    thread = GenerationFeeder(settings, lambda: settings.stores, stop)
     thread.start()
     try:
         yield

@@ -70,7 +70,7 @@ class _Fed:
 
 
 @dataclass(slots=True)
-class _Store:
+class _FedStore:
     """One store's generations, as long as its options stay the same."""
 
     name: str
@@ -91,7 +91,7 @@ class _Store:
         self.generations.close()
 
 
-class GenerationFeeding(BackgroundPart):
+class GenerationFeeder(BackgroundPart):
     """``wanted``: gives the stores that are followed here by now; asked by this thread. ``stop`` ends it."""
 
     def __init__(self, settings: Settings, wanted: Callable[[], Mapping[str, StoreOptions]], stop: threading.Event) -> None:
@@ -99,7 +99,7 @@ class GenerationFeeding(BackgroundPart):
         self._settings = settings
         self._wanted = wanted
         self._stop = stop
-        self._stores: dict[str, _Store] = {}
+        self._stores: dict[str, _FedStore] = {}
         self._again_at: dict[str, float] = {}
         """When each store is looked at next: monotonic."""
         self._notes = Notes("kept generations are not fed", "feeding kept generations failed", _log)
@@ -143,10 +143,10 @@ class GenerationFeeding(BackgroundPart):
 
     def _turn(self, name: str, options: StoreOptions, reader: LogReader) -> bool:
         if name not in self._stores:
-            self._stores[name] = _Store(name, options, generations_of(name, options))
+            self._stores[name] = _FedStore(name, options, generations_of(name, options))
         return self._look(self._stores[name], reader)
 
-    def _look(self, store: _Store, reader: LogReader) -> bool:
+    def _look(self, store: _FedStore, reader: LogReader) -> bool:
         try:
             entries = {one.number: one for one in store.generations.entries()}
         except StoreError as error:
@@ -179,7 +179,7 @@ class GenerationFeeding(BackgroundPart):
             if entry.state is GenerationState.LIVE if entry is not None else not status.reports(told):
                 status.remove(self._settings.run_dir, told.part)
 
-    def _remove(self, store: _Store, number: int) -> None:
+    def _remove(self, store: _FedStore, number: int) -> None:
         log_dir, name = self._settings.log.dir, store.name
         with alone(log_dir, name), writing(log_dir, name, number, patience_s=0.0):
             entry = store.entry(number)
@@ -192,7 +192,7 @@ class GenerationFeeding(BackgroundPart):
             f"store {name}: generation {number} was removed, as the time for which it was kept is over", facts={"store": name}
         )
 
-    def _feed(self, store: _Store, number: int, reader: LogReader) -> bool:
+    def _feed(self, store: _FedStore, number: int, reader: LogReader) -> bool:
         fed = store.fed.get(number)
         if fed is None:
             fed = store.fed[number] = self._fed(store, number, reader)
@@ -217,7 +217,7 @@ class GenerationFeeding(BackgroundPart):
             fed.reporter.holds(fed.cut or ZERO_CUT, entry.until)
         return behind
 
-    def _fed(self, store: _Store, number: int, reader: LogReader) -> _Fed:
+    def _fed(self, store: _FedStore, number: int, reader: LogReader) -> _Fed:
         run_dir, held = self._settings.run_dir, HeldLog(reader, store.name, store.options)
         rules = Rules(store.name, store.options, self._settings.contracts, approved(run_dir, store.name))
         follower = GenerationFollower(self._settings.log.dir, held, rules, self._stop)
