@@ -1,5 +1,5 @@
 """Adapters to derived stores. A new sink is one module (or folder) with ``Options``, ``traits`` and ``make`` (and ``generations``, where
-a store can have several), and one line in ``KINDS``."""
+a store can have several, which its options say: ``generational``), and one line in ``KINDS``."""
 
 from __future__ import annotations
 
@@ -46,13 +46,12 @@ def make_sink(name: str, options: StoreOptions) -> Sink:
 
 def generations_of(name: str, options: StoreOptions) -> Generations:
     """The generations of the store ``name``. Raises ConfigError for a kind of store that has one only."""
-    made = getattr(_module(options.kind), "generations", None)
-    if made is None:
+    if not options.generational:
         raise ConfigError(
-            f"store {name} is of kind {options.kind}, which has no generations beside each other",
-            hint="a store of kind opensearch has",
+            f"store {name} of kind {options.kind} has no generations beside each other",
+            hint=f"cdc bootstrap {name} --in-place builds it again where it stands; one of kind opensearch has, and one of kind redis with a `pointer`",
         )
-    found: Generations = made(name, options)
+    found: Generations = _module(options.kind).generations(name, options)
     return found
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from cdc.commands.invocation import invocation, open_log, store_options
-from cdc.commands.output import console, line, print_json, progress_bar
+from cdc.commands.invocation import KEEP_OLD, checked_time, invocation, kept_for, open_log, store_options
+from cdc.commands.output import console, line, print_json, progress_bar, seconds
 from cdc.daemon.signals import stop_on_signals
+from cdc.errors import ConfigError, HeadwaterError
 from cdc.folders import own
 from cdc.terminal import counted, visible
 
@@ -19,18 +20,40 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cdc.generations.bootstrap import Bootstrapped, BuildProgress
+    from cdc.generations.decisions import CarriedDecisions
+    from cdc.settings.models import Settings
 
 _LINE_EVERY_S: Final = 5.0
+_POLL_S: Final = 0.2
 
 
 def bootstrap(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The store's name in the configuration.")],
+    keep_old: Annotated[
+        str,
+        typer.Option(
+            "--keep-old",
+            metavar="TIME",
+            callback=checked_time,
+            help="How long the former generation is kept and fed for cdc rollback, such as 90s, 15m, 24h or 7d; or forever. cdc run removes it then.",
+        ),
+    ] = KEEP_OLD,
+    in_place: Annotated[
+        bool,
+        typer.Option(
+            "--in-place",
+            help="Have cdc run build the store again where it stands: rows over rows, and what the log does not have goes at the end. For every kind of store.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Build a search index again from the log beside the live one, compare every row, and swap the two in one step. Exit 1, and nothing swapped, if a row differs."""
+    """Build a store again from the log beside the live one, compare every row, and swap the two in one step. Exit 1, and nothing swapped, if a row differs."""
     settings = invocation(context).settings()
     options = store_options(settings, name)
+    if in_place:
+        rebuild_in_place(settings, name, as_json=as_json)
+        return
     from cdc.follow.rules import Rules
     from cdc.generations.bootstrap import Bootstrap
     from cdc.state.approvals import approved
@@ -42,15 +65,44 @@ def bootstrap(
     with stop_on_signals() as stop, closing(open_log(settings)) as log, closing(generations_of(name, options)) as generations:
         rules = Rules(name, options, settings.contracts, approved(settings.run_dir, name))
         with _shown(out, name, quiet=as_json) as show:
+            held = HeldLog(log, name, options)
             done = Bootstrap(
-                name, options, settings.log.dir, HeldLog(log, name, options), generations, rules, stop, show
+                settings.log.dir, settings.run_dir, held, generations, rules, kept_for(keep_old), stop, show
             ).carry_out()
     if as_json:
         print_json(facts(name, done))
     else:
         for one in lines(name, done):
             out.print(line(one))
+        if done.swapped:
+            out.print(line(kept_line(name, done.former, keep_old)))
     raise typer.Exit(0 if done.swapped else 1)
+
+
+def rebuild_in_place(settings: Settings, name: str, *, as_json: bool) -> None:
+    """Asks the store's follower for it, and waits. Raises ConfigError where the store keeps nothing, HeadwaterError where nobody follows it, or it stops."""
+    from cdc.state import rebuilds, status, stops
+    from sinks import traits_of
+
+    if traits_of(store_options(settings, name)).passing:
+        raise ConfigError(f"store {name} keeps nothing that could be built again", hint=f"cdc follow {name} --from")
+    run_dir, part, began = settings.run_dir, f"follow-{name}", time.monotonic()
+    stops.check(run_dir, part)
+    told = status.read_follower(run_dir, name)
+    if told is None or not status.reports(told):
+        raise HeadwaterError(f"nobody follows store {name}, so nobody can build it again", hint="cdc run")
+    rebuilds.request(run_dir, name, None)
+    out = console()
+    with stop_on_signals() as stop, progress_bar(out, f"{name} is built again", shown=out.is_terminal and not as_json):
+        while rebuilds.requested(run_dir, name) is not None:
+            stops.check(run_dir, part)
+            if stop.wait(_POLL_S):
+                raise HeadwaterError(f"store {name} is still being built again, by cdc run", hint=f"cdc status; cdc wait {name}")
+    took = time.monotonic() - began
+    if as_json:
+        print_json({"store": name, "in_place": True, "seconds": took})
+    else:
+        out.print(line(f"{name}: every row was written again where it stood, in {took:.1f} s"))
 
 
 def facts(name: str, done: Bootstrapped) -> dict[str, object]:
@@ -67,7 +119,29 @@ def facts(name: str, done: Bootstrapped) -> dict[str, object]:
         "rows": done.rows,
         "seconds": done.seconds,
         "tables": tables,
+        "decisions": decided(done.decisions),
     }
+
+
+def decided(decisions: CarriedDecisions) -> dict[str, object]:
+    """The JSON of what became of operators' decisions about dead letters."""
+    return {"carried": decisions.carried, "left": [{"letter": one.letter, "why": one.text} for one in decisions.left]}
+
+
+def decision_lines(decisions: CarriedDecisions) -> Iterator[str]:
+    from cdc.generations.decisions import in_words
+
+    if decisions.carried:
+        yield f"{counted(decisions.carried, 'decision')} about dead letters came along"
+    yield from in_words(decisions.left)
+
+
+def kept_line(name: str, former: int, keep_old: str) -> str:
+    how = "without an end" if keep_old == "forever" else f"for {keep_old}"
+    return (
+        f"generation {former} is kept {how}, and fed while cdc run runs: cdc rollback {name} puts it back, "
+        f"cdc generations {name} --drop {former} removes it"
+    )
 
 
 def lines(name: str, done: Bootstrapped) -> Iterator[str]:
@@ -80,7 +154,7 @@ def lines(name: str, done: Bootstrapped) -> Iterator[str]:
     took = f"{counted(done.rows, 'row')} in {done.seconds:.1f} s"
     if done.swapped:
         yield f"{name}: generation {done.number} is live at position {done.cut.position}, {took}"
-        yield f"generation {done.former} is kept as it stands: cdc rollback {name} puts it back, cdc generations {name} --drop {done.former} removes it"
+        yield from decision_lines(done.decisions)
     else:
         yield f"{name}: generation {done.number} is not live, {took}: nothing has changed for readers; cdc generations {name} --drop {done.number} removes it"
 
@@ -97,7 +171,10 @@ def _shown(out: Console, name: str, *, quiet: bool) -> Iterator[Callable[[BuildP
             new = now.phase != phase
             if new:
                 phase, began = now.phase, at
-            rate = f", {now.rows / (at - began):.0f} rows/s" if now.rows and at > began else ""
+            per_s = now.rows / (at - began) if now.rows and at > began else 0.0
+            rate = f", {per_s:.0f} rows/s" if per_s else ""
+            if per_s and now.expected > now.rows:
+                rate += f", about {seconds((now.expected - now.rows) / per_s)} left"
             update(description=visible(f"{name} {now.phase}{rate}"), completed=now.rows, total=max(now.expected, now.rows) or None)
             if not out.is_terminal and not quiet and (new or at - shown_at >= _LINE_EVERY_S):
                 shown_at = at

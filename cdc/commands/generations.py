@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc.commands.invocation import invocation, open_log, store_options
-from cdc.commands.output import console, line, print_json, size, table_of
+from cdc.commands.output import console, line, moment, print_json, size, table_of
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
     from cdc.model.position import Cut
-    from sinks.generations import Generation
+    from sinks.generations import Generation, GenerationSize
 
 
 def generations(
@@ -22,9 +22,10 @@ def generations(
     drop: Annotated[int | None, typer.Option("--drop", metavar="NUMBER", help="Remove this one, which must not be live.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List a store's generations: which is live, how far each is, its rows and its size."""
+    """List a store's generations: which is live, up to when others are kept, how far each is, its rows and its size."""
     settings = invocation(context).settings()
-    from cdc.generations.alone import alone
+    from cdc.generations.alone import alone, writing
+    from cdc.generations.reporter import GenerationReporter
     from sinks import generations_of
 
     with closing(open_log(settings)) as log, closing(generations_of(name, store_options(settings, name))) as held:
@@ -32,15 +33,26 @@ def generations(
         if drop is not None:
             if all(one.number != drop for one in found):
                 raise ConfigError(f"store {name} has no generation {drop}", hint=f"cdc generations {name}")
-            with alone(settings.log.dir, name):
+            with alone(settings.log.dir, name), writing(settings.log.dir, name, drop):
                 held.drop(drop)
+                GenerationReporter(settings.run_dir, name, drop, "kept").gone()
             found = held.all()
-        head = log.head()
+        head, sizes = log.head(), {one.number: held.size(one.number) for one in found}
     if as_json:
-        print_json({"store": name, "generations": [facts(one, head) for one in found]})
+        print_json({"store": name, "generations": [facts(one, sizes[one.number], head) for one in found]})
         return
     out = console()
-    rows = [[str(one.number), one.state, _position(one), _behind(one, head), str(one.rows), size(one.bytes)] for one in found]
+    rows = [
+        [
+            str(one.number),
+            _state(one),
+            _position(one),
+            _behind(one, head),
+            str(sizes[one.number].rows),
+            size(sizes[one.number].bytes),
+        ]
+        for one in found
+    ]
     if out.is_terminal:
         out.print(table_of(name, (">generation", "state", ">position", ">behind", ">rows", ">size"), rows))
     for number, state, position, behind, count, taken in [] if out.is_terminal else rows:
@@ -49,16 +61,21 @@ def generations(
         out.print(line(f"{name} holds nothing yet"))
 
 
-def facts(one: Generation, head: Cut) -> dict[str, object]:
+def facts(one: Generation, large: GenerationSize, head: Cut) -> dict[str, object]:
     position = None if one.mark is None else int(one.mark.cut.position)
     return {
         "number": one.number,
         "state": str(one.state),
+        "until": one.until,
         "position": position,
         "behind": None if position is None else max(0, head.position - position),
-        "rows": one.rows,
-        "bytes": one.bytes,
+        "rows": large.rows,
+        "bytes": large.bytes,
     }
+
+
+def _state(one: Generation) -> str:
+    return str(one.state) if one.until is None else f"{one.state} until {moment(one.until)}"
 
 
 def _position(one: Generation) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -16,6 +18,10 @@ from cdc.settings.models import Settings, StoreOptions
 if TYPE_CHECKING:
     from cdc.log.contract import LogReader
     from sinks.contract import Sink
+
+
+KEEP_OLD: Final = "24h"
+_UNITS_S: Final[Mapping[str, int]] = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,20 @@ def finite(seconds: float | None) -> float | None:
     if seconds is not None and not math.isfinite(seconds):
         raise typer.BadParameter(f"{seconds} is not a number of seconds")
     return seconds
+
+
+def kept_for(text: str) -> float | None:
+    """The value of ``--keep-old``, in seconds; None: without an end. Raises BadParameter."""
+    found = re.fullmatch(r"([0-9]{1,9})(s|m|h|d)", text)
+    if found is None and text != "forever":
+        raise typer.BadParameter(f'{text} is not a time; write one such as "90s", "15m", "24h" or "7d", or "forever"')
+    return None if found is None else float(int(found[1]) * _UNITS_S[found[2]])
+
+
+def checked_time(text: str) -> str:
+    """The callback of ``--keep-old``."""
+    kept_for(text)
+    return text
 
 
 def store_options(settings: Settings, name: str) -> StoreOptions:

@@ -7,8 +7,11 @@ from typing import Annotated
 
 import typer
 
-from cdc.commands.invocation import invocation, open_log, store_options
+from cdc.commands.bootstrap import decided, decision_lines, kept_line
+from cdc.commands.invocation import KEEP_OLD, checked_time, invocation, kept_for, open_log, store_options
 from cdc.commands.output import console, line, print_json
+from cdc.daemon.signals import stop_on_signals
+from cdc.folders import own
 from cdc.terminal import counted
 
 
@@ -18,18 +21,34 @@ def rollback(
     to: Annotated[
         int | None, typer.Option("--to", metavar="NUMBER", help="Which generation; the newest that is kept when left out.")
     ] = None,
+    keep_old: Annotated[
+        str,
+        typer.Option(
+            "--keep-old",
+            metavar="TIME",
+            callback=checked_time,
+            help="How long the one that is live now is kept and fed, as of cdc bootstrap.",
+        ),
+    ] = KEEP_OLD,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show a store's readers the generation again that they saw before, at once; the follower then brings it up to the log."""
+    """Show a store's readers the generation again that they saw before, with all that the live one holds by now."""
     settings = invocation(context).settings()
     options = store_options(settings, name)
+    from cdc.follow.rules import Rules
     from cdc.generations.alone import alone
+    from cdc.generations.follower import GenerationFollower
     from cdc.generations.rollback import roll_back
+    from cdc.state.approvals import approved
     from sinks import generations_of
     from sinks.heldlog import HeldLog
 
-    with closing(open_log(settings)) as log, closing(generations_of(name, options)) as generations, alone(settings.log.dir, name):
-        done = roll_back(name, generations, HeldLog(log, name, options), to)
+    own(settings.run_dir, "run_dir")
+    with stop_on_signals() as stop, closing(open_log(settings)) as log, closing(generations_of(name, options)) as generations:
+        rules = Rules(name, options, settings.contracts, approved(settings.run_dir, name))
+        follower = GenerationFollower(settings.log.dir, HeldLog(log, name, options), rules, stop)
+        with alone(settings.log.dir, name):
+            done = roll_back(follower, generations, settings.run_dir, kept_for(keep_old), to)
     if as_json:
         print_json(
             {
@@ -37,17 +56,13 @@ def rollback(
                 "generation": done.number,
                 "former": done.former,
                 "position": int(done.cut.position),
-                "behind": done.behind,
+                "brought": done.brought,
+                "decisions": decided(done.decisions),
             }
         )
         return
     out = console()
-    out.print(
-        line(f"{name}: generation {done.number} is live again, at position {done.cut.position}; generation {done.former} is kept")
-    )
-    if done.behind:
-        out.print(
-            line(
-                f"it lacks {counted(done.behind, 'change')}, which readers do not see until its follower has brought it up: cdc status, cdc wait {name}"
-            )
-        )
+    brought = f", after {counted(done.brought, 'change')} that it lacked" if done.brought else ""
+    out.print(line(f"{name}: generation {done.number} is live again, at position {done.cut.position}{brought}"))
+    for one in (*decision_lines(done.decisions), kept_line(name, done.former, keep_old)):
+        out.print(line(one))

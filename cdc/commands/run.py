@@ -126,7 +126,7 @@ def _followers(configuration: Configuration | Handed, name: str, stop: threading
         raise ConfigError("the configuration has no stores to follow", hint="add one: [stores.NAME]")
     wanted = Wanted(configuration, name)
     stores = wanted()
-    with _auditing(settings, wanted):
+    with _auditing(settings, wanted), _feeding(settings, wanted):
         return run_followers(settings.log.dir, settings.run_dir, stores, stop=stop, contracts=settings.contracts, wanted=wanted)
 
 
@@ -146,6 +146,21 @@ def _auditing(settings: Settings, wanted: Wanted) -> Iterator[None]:
     finally:
         stop.set()
         audit.join()
+
+
+@contextmanager
+def _feeding(settings: Settings, wanted: Wanted) -> Iterator[None]:
+    """The generations that are kept are brought on inside."""
+    from cdc.generations.feeder import GenerationFeeder
+
+    stop = threading.Event()
+    feeding = GenerationFeeder(settings, lambda: wanted.latest, stop)
+    feeding.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        feeding.join()
 
 
 class Wanted:

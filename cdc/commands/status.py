@@ -17,7 +17,7 @@ from cdc.commands.output import budget_lasts, console, line, moment, print_json,
 from cdc.terminal import counted, visible
 
 if TYPE_CHECKING:
-    from cdc.report.shape import CaptureReport, FollowerReport, Report, SourceReport
+    from cdc.report.shape import CaptureReport, FollowerReport, GenerationReport, Report, SourceReport
 
 WIDE_COLUMNS: Final = 120
 _WIDE: Final = ("store", "kind", "state", ">position", ">behind", ">bytes", ">seconds", ">rows/s", ">written", ">set aside")
@@ -72,7 +72,15 @@ def _shown(report: Report, width: int | None) -> RenderableType:
     rows = [[cell for head, cell in zip(_WIDE, _cells(follower), strict=True) if head in heads] for follower in report.followers]
     return Group(
         *(_indented(one) for one in (_source_line(report.source), _capture_line(report.capture), _log_line(report))),
-        *(_indented(one) for one in (*_snapshot_lines(report.capture), *_loading_lines(report), *_audit_lines(report))),
+        *(
+            _indented(one)
+            for one in (
+                *_snapshot_lines(report.capture),
+                *_loading_lines(report),
+                *_generation_lines(report),
+                *_audit_lines(report),
+            )
+        ),
         Text(""),
         table_of("stores", heads, rows),
         *(_indented(f"! {problem}", "red") for problem in report.problems),
@@ -101,6 +109,7 @@ def lines(report: Report) -> Iterator[str]:
         behind = f"{counted(lag.changes, 'change')}, {size(lag.bytes)}, {seconds(lag.seconds)} behind" if lag else "has not begun"
         yield f"follower {follower.store} ({follower.kind}): {_state(follower)} at {follower.position}, {behind}, {follower.undecided} set aside"
     yield from _loading_lines(report)
+    yield from _generation_lines(report)
     yield from _audit_lines(report)
     for process in report.processes:
         yield f"process {process.name}: {process.state}, pid {process.pid or '-'}, {counted(process.restarts, 'restart')}"
@@ -116,6 +125,25 @@ def _loading_lines(report: Report) -> Iterator[str]:
             left = f", about {seconds(far.eta_s)} left" if far.eta_s is not None else ""
             share = 100 * far.done // far.total
             yield f"loading {follower.store}: {share} %, {far.done} of {far.total} changes, {far.rows_per_s:.0f}/s{left}"
+
+
+def _generation_lines(report: Report) -> Iterator[str]:
+    for one in report.generations:
+        yield f"generation {one.number} of {one.store}: {_how_it_stands(one)}"
+
+
+def _how_it_stands(one: GenerationReport) -> str:
+    behind = f"at {one.position}, {counted(one.lag.changes, 'change')} behind"
+    if one.state == "kept":
+        kept = "kept" if one.until is None else f"kept until {moment(one.until)}"
+        wrong = f"; not fed: {one.error}" if one.error else "" if one.alive else "; not fed → cdc run"
+        return f"{kept}, {behind}{wrong}"
+    if not one.alive:
+        return f"was being built ({one.phase}), {behind} → cdc bootstrap goes on with it; cdc generations --drop removes it"
+    far = one.progress
+    of = f", {far.done} of at most {far.total} rows, {far.rows_per_s:.0f}/s" if far else ""
+    left = f", about {seconds(far.eta_s)} left" if far and far.eta_s else ""
+    return f"{one.phase}{of}{left}, {behind}"
 
 
 def _audit_lines(report: Report) -> Iterator[str]:

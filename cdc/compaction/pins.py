@@ -3,13 +3,14 @@
 A store that is behind keeps what it still has to read, so that it shows whole commits all the way. One that reads may take as long as it needs. One that
 does not (it is down, has stopped, or nobody follows it) no longer counts once it has stood still for ``[log] pin_hours``; nor does one that runs and yet
 has not got on for so long, or for an hour where that is longer. And none counts that lacks more than ``[log] pin_mb``.
+A generation of a store that is being built, or kept, counts as a store of its own does, as long as it has a status.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cdc.log.contract import LogReader, left_between
 from cdc.model.position import Position
@@ -17,7 +18,7 @@ from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import Log, Settings
 from cdc.state import status
-from cdc.state.status import FollowerStatus
+from cdc.state.status import FollowerStatus, GenerationStatus
 
 SILENT_S = 3600.0
 """A follower that has not written its status for so long does not read at present."""
@@ -27,7 +28,7 @@ STUCK_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class StorePin:
-    """A store that has read up to ``position``. ``lapsed``: why it no longer counts; None while it does."""
+    """A store, or a generation of one, that has read up to ``position``. ``lapsed``: why it no longer counts; None while it does."""
 
     store: str
     tables: tuple[str, ...]
@@ -60,16 +61,32 @@ class Pins:
         settings = self._in_force()
         for name, options in settings.stores.items():
             told = status.read_follower(settings.run_dir, name)
-            position = 0 if told is None else told.position
-            still_s = self._still_s(name, position, told, now, log)
-            reads = told is not None and told.state in ("starting", "rebuilding", "following") and status.silent_s(told) < SILENT_S
-            lapsed = _stood_too_long(settings.log, still_s, reads=reads) or _lacks_too_much(
-                settings.log, options.tables, position, log
-            )
-            found.append(StorePin(name, options.tables, position, lapsed))
+            reads = told is not None and told.state in ("starting", "rebuilding", "following")
+            found.append(self._pin(settings.log, StorePin(name, options.tables, 0), told, now, log, reads=reads))
+            for one in status.read_generations(settings.run_dir, name):
+                pin = StorePin(f"{name}@{one.number}", options.tables, 0)
+                found.append(self._pin(settings.log, pin, one, now, log, reads=one.error is None))
         return found
 
-    def _still_s(self, name: str, position: int, told: FollowerStatus | None, now: float, log: LogReader | None) -> float:
+    def _pin(
+        self,
+        settings: Log,
+        pin: StorePin,
+        told: FollowerStatus | GenerationStatus | None,
+        now: float,
+        log: LogReader | None,
+        *,
+        reads: bool,
+    ) -> StorePin:
+        position = 0 if told is None else told.position
+        still_s = self._still_s(pin.store, position, told, now, log)
+        reads = reads and told is not None and status.silent_s(told) < SILENT_S
+        lapsed = _stood_too_long(settings, still_s, reads=reads) or _lacks_too_much(settings, pin.tables, position, log)
+        return replace(pin, position=position, lapsed=lapsed)
+
+    def _still_s(
+        self, name: str, position: int, told: FollowerStatus | GenerationStatus | None, now: float, log: LogReader | None
+    ) -> float:
         """For how long the store has been standing at its position while the log had more."""
         if log is not None and position >= log.head().position > 0:
             self._since[name] = position, now

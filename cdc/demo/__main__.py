@@ -16,6 +16,7 @@ import psycopg
 
 from cdc.demo import daemon, firstload, flights, kernels, show, stage, verdict
 from cdc.demo.milestones import Milestones
+from cdc.demo.tour import Tour
 from cdc.demo.traffic import Traffic
 from cdc.embedded.__main__ import fetch
 from cdc.errors import HeadwaterError
@@ -85,8 +86,10 @@ class Demo:
             traffic.start()
             if self._options.seconds is not None:
                 return self._timed(here, running, traffic)
+            tour = Tour(running.beside, self._say)
+            stack.callback(_undisturbed, tour.end)
             try:
-                self._watch(running, traffic, None)
+                self._watch(running, traffic, None, tour)
             except KeyboardInterrupt:
                 self._say("stopping; the next start goes on from here")
         return 0
@@ -112,14 +115,17 @@ class Demo:
                 rows = firstload.load(connection, data)
                 self._say(f"loaded {rows:,} flights: the year up to {firstload.BEGINS.astype('datetime64[D]')}")
 
-    def _watch(self, running: daemon.Daemon, traffic: Traffic, seconds: float | None) -> None:
+    def _watch(self, running: daemon.Daemon, traffic: Traffic, seconds: float | None, tour: Tour | None = None) -> None:
         """Prints a line now and then, until the time is over or Ctrl-C."""
         began = time.monotonic()
         while seconds is None or time.monotonic() - began < seconds:
             left = 1.0 if seconds is None else min(1.0, seconds - (time.monotonic() - began))
             time.sleep(max(0.0, left))
             traffic.check()
-            self._tell(traffic, running.status())
+            told = running.status()
+            self._tell(traffic, told)
+            if tour is not None:
+                tour.look(told)
 
     def _tell(self, traffic: Traffic, told: dict[str, Any] | None) -> None:
         """A line of progress, when it is time for one."""

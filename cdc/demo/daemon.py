@@ -108,6 +108,17 @@ class Daemon:
             [*self._command(), *arguments], capture_output=True, encoding="utf-8", stdin=subprocess.DEVNULL, check=False
         )
 
+    def beside(self, *arguments: str) -> subprocess.Popen[str]:
+        """Begins ``cdc`` with the demo's configuration; whoever asks ends it. A session of its own: a terminal's Ctrl-C reaches only us."""
+        return subprocess.Popen(
+            [*self._command(), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            start_new_session=True,
+        )
+
     def _command(self) -> list[str]:
         return [sys.executable, "-m", "cdc", "--config", str(self._configuration)]
 

@@ -181,6 +181,10 @@ class Opening:
         self.is_open = True
         return applied
 
+    def asked_to_rebuild(self) -> bool:
+        """Whether an operator has asked for a rebuild that was not carried out yet. Raises StoreError when nobody can tell."""
+        return rebuilds.requested(self._run_dir, self._store) is not None
+
     def close(self) -> None:
         """Closes the sink if it is open; the lease is kept."""
         if self.is_open:

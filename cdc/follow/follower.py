@@ -282,6 +282,9 @@ class Follower:
         if now - self._looked_at < _LOOK_AT_THE_STORE_S:
             return
         self._opening.check()
+        if self._opening.asked_to_rebuild():
+            self._opening.close()
+            yield from self._ensure_open()
         applied = self._sink.applied()
         if (applied.position, applied.commit_lsn) != (self.applied.position, self.applied.commit_lsn):
             # Opened again, so that the sink forgets what it thought to know, too.

@@ -3,7 +3,8 @@
 1. *Building*: the rows as of the log's head are computed from the log and written, as when a store is built again in place (``cdc.follow.rebuild``).
 2. *Catching up*: what the log has got since is applied, as a follower does.
 3. *Comparing*: every row of the generation with the log's fold, at the cut where it stands. One that differs is not put into anybody's hands.
-4. *Swapping*: the live generation is held, what it has got last is applied here, too, and readers see this one from then on.
+4. *Swapping*: what operators have decided about dead letters comes along, the live generation is held, what it has got last is applied here, too, and readers see
+   this one from then on.
 
 A process that is killed leaves the live generation as it was, until the swap, which is one step. Whoever begins again goes on with what is there: a generation that was
 not built to the end is filled again, any other is caught up. Only one process builds at a time (a lease), so a generation that is being built needs no further
@@ -22,27 +23,24 @@ from typing import Final
 from cdc.clock import MACHINE
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, PositionGone, Stopped, StopState, StoreError
-from cdc.follow.apply import StoreWriter
-from cdc.follow.ranges import ChangeWaits, Opened, Ranges
+from cdc.follow.ranges import ChangeWaits
 from cdc.follow.rebuild import Rebuilding
 from cdc.follow.rules import Rules
-from cdc.generations.alone import alone
+from cdc.generations.alone import alone, writing
 from cdc.generations.comparison import TableComparison, compare
-from cdc.generations.refusals import lacking, refuse_beyond
+from cdc.generations.decisions import CarriedDecisions
+from cdc.generations.follower import BUILDER_EPOCH, PASSES_MAX, GenerationFollower
+from cdc.generations.refusals import refuse_beyond
+from cdc.generations.reporter import GenerationReporter
+from cdc.generations.swap import put_in_place
 from cdc.log.contract import COMES_WITH_CAPTURE, selected
 from cdc.model.lineage import Lineage, believed
 from cdc.model.position import Cut
 from cdc.replay.state import refuse_compacted
-from cdc.settings.models import StoreOptions
 from sinks.contract import CameRows, Sink, TopicAsOf
 from sinks.generations import Generation, Generations, GenerationState
 from sinks.heldlog import HeldLog
 
-BUILDER_EPOCH: Final = 1
-"""No follower's is lower."""
-CLOSE_S: Final = 1.0
-"""A pass over what the log has got that took no longer leaves little for the time while the live generation is held."""
-PASSES_MAX: Final = 20
 _BEYOND_HELP: Final = (StopState.POSITION_GONE, StopState.OTHER_LOG, StopState.DIVERGED)
 """With one of these a generation that was begun earlier cannot be brought on by this log."""
 
@@ -68,26 +66,33 @@ class Bootstrapped:
     rows: int
     seconds: float
     tables: tuple[TableComparison, ...]
+    decisions: CarriedDecisions
 
 
 @dataclass(slots=True)
 class Bootstrap:
-    """One store's. ``show``: called often, from the thread of ``carry_out``. ``stop`` ends it, with a retryable StoreError."""
+    """One store's. ``keep_s``: for so long the former generation is kept, None: without an end. ``show``: called often, from the thread of ``carry_out``. ``stop``
+    ends it, with a retryable StoreError."""
 
-    name: str
-    options: StoreOptions
     log_dir: Path
+    run_dir: Path
     reader: HeldLog
     generations: Generations
     rules: Rules
+    keep_s: float | None
     stop: threading.Event
     show: Callable[[BuildProgress], None] = lambda _: None
-    _ranges: Ranges = field(init=False)
+    _follower: GenerationFollower = field(init=False)
     _rebuilding: Rebuilding = field(init=False)
+    _reporter: GenerationReporter = field(init=False)
 
     def __post_init__(self) -> None:
-        self._ranges = Ranges(self.options, self.reader, self.rules, MACHINE)
+        self._follower = GenerationFollower(self.log_dir, self.reader, self.rules, self.stop, self._catching_up)
         self._rebuilding = Rebuilding(self.rules, self.reader, self.stop, lambda: None)
+
+    @property
+    def name(self) -> str:
+        return self.rules.store
 
     def carry_out(self) -> Bootstrapped:
         """Raises ConfigError where the store has no live generation yet or the log no table for it, HeadwaterError when another process builds one, Stopped where a
@@ -96,7 +101,7 @@ class Bootstrap:
         lineage = self.reader.lineage()
         if lineage is None:
             raise StoreError(f"there is no log in {self.log_dir} yet", retryable=True, hint=COMES_WITH_CAPTURE)
-        if not selected(self.reader, self.options.tables):
+        if not selected(self.reader, self.rules.options.tables):
             raise ConfigError(
                 f"the log has no table that store {self.name} holds", hint=f"see tables in [stores.{self.name}], and cdc log ls"
             )
@@ -104,16 +109,28 @@ class Bootstrap:
             there = self.generations.all()
             live, number = self._numbers(there)
             self._refuse_foreign(next(one for one in there if one.number == live), lineage)
-            with closing(self.generations.sink(number)) as sink:
+            self._reporter = GenerationReporter(self.run_dir, self.name, number, "building")
+            with writing(self.log_dir, self.name, number), closing(self.generations.sink(number)) as sink:
                 try:
                     cut = self._at_the_head(sink, number)
                     cut, tables = self._judged(sink, cut)
-                    equal = not any(table.differ for table in tables)
-                    cut = self._swapped(sink, number, cut) if equal else cut
+                    equal, decided = not any(table.differ for table in tables), CarriedDecisions()
+                    if equal:
+                        self._shown("swapping", cut)
+                        cut, decided = put_in_place(self._follower, self.generations, sink, cut, (number, live), self.keep_s)
+                        self._reporter.gone()
+                        hand_over(self.generations, self.run_dir, self.name, live, cut)
                 except ChangeWaits as waits:
                     raise waits.pause.stopped from None
         rows = sum(table.rows for table in tables)
-        return Bootstrapped(number, live, equal, cut, rows, MACHINE.monotonic() - began, tables)
+        return Bootstrapped(number, live, equal, cut, rows, MACHINE.monotonic() - began, tables, decided)
+
+    def _shown(self, phase: str, cut: Cut, rows: int = 0, expected: int = 0) -> None:
+        self.show(BuildProgress(phase, rows, expected))
+        self._reporter.progress(cut, phase, rows, expected)
+
+    def _catching_up(self, cut: Cut, taken: int, of: int) -> None:
+        self._shown("catching up", cut, taken, of)
 
     def _refuse_foreign(self, live: Generation, lineage: Lineage) -> None:
         if live.mark is not None:
@@ -143,17 +160,14 @@ class Bootstrap:
         return self._brought_up(sink)
 
     def _brought_up(self, sink: Sink) -> Cut:
-        self._ranges.forget()
-        cut = self.reader.opened(sink, BUILDER_EPOCH)
-        sink.finish()
-        cut = self._caught_up(sink, cut)
+        cut = self._follower.catch_up(sink, self._follower.open(sink))
         crashpoint("generations.caught_up")
         return cut
 
     def _build(self, sink: Sink) -> None:
         self.reader.forget()
         cut = self.reader.head()
-        expected = sum(topic.rows for topic in selected(self.reader, self.options.tables))
+        expected = sum(topic.rows for topic in selected(self.reader, self.rules.options.tables))
         written = 0
 
         def counted(topic: TopicAsOf) -> Callable[[], Iterator[CameRows]]:
@@ -162,40 +176,13 @@ class Bootstrap:
                 for came in topic.rows():
                     yield came
                     written += len(came.rows)
-                    self.show(BuildProgress("building", written, expected))
+                    self._shown("building", cut, written, expected)
 
             return rows
 
-        self.show(BuildProgress("building", 0, expected))
+        self._shown("building", cut, 0, expected)
         topics = [replace(topic, rows=counted(topic)) for topic in self._rebuilding.topics(sink, cut)]
         sink.rebuild(self.reader, BUILDER_EPOCH, cut, topics)
-
-    def _caught_up(self, sink: Sink, cut: Cut) -> Cut:
-        """Applies what the log has, until a pass over it has taken little time."""
-        for _ in range(PASSES_MAX):
-            began = MACHINE.monotonic()
-            cut = self._followed(sink, cut, self.reader.head())
-            if MACHINE.monotonic() - began < CLOSE_S:
-                return cut
-        raise StoreError(
-            f"store {self.name}: its new generation does not catch up with the log",
-            retryable=True,
-            hint="run it again when less is written",
-        )
-
-    def _followed(self, sink: Sink, cut: Cut, end: Cut) -> Cut:
-        lineage = self.reader.lineage()
-        history = None if lineage is None else lineage.history
-        begin = cut.position
-        while cut.position < end.position:
-            if self.stop.is_set():
-                raise StoreError(f"store {self.name}: its new generation was not finished", retryable=True)
-            self.show(BuildProgress("catching up", cut.position - begin, end.position - begin))
-            taken = self._ranges.take(Opened(sink, StoreWriter(self.log_dir, BUILDER_EPOCH, 1, history)), cut.position, end, None)
-            sink.commit(taken.cut)
-            self._ranges.committed(taken)
-            cut = taken.cut
-        return cut
 
     def _judged(self, sink: Sink, cut: Cut) -> tuple[Cut, tuple[TableComparison, ...]]:
         """The tables as they compare at a cut of which the log still shows all rows: what compaction has taken meanwhile would seem to be too much in the store."""
@@ -203,7 +190,7 @@ class Bootstrap:
             tables = self._compared(sink, cut)
             if not any(table.differ and self._compacted(table.table, cut) for table in tables):
                 return cut, tables
-            cut = self._caught_up(sink, cut)
+            cut = self._follower.catch_up(sink, cut)
         raise StoreError(f"store {self.name}: the log is compacted faster than its new generation is compared", retryable=True)
 
     def _compacted(self, topic: str, cut: Cut) -> bool:
@@ -215,11 +202,11 @@ class Bootstrap:
 
     def _compared(self, sink: Sink, cut: Cut) -> tuple[TableComparison, ...]:
         sink.make_visible()
-        expected = sum(topic.rows for topic in selected(self.reader, self.options.tables))
+        expected = sum(topic.rows for topic in selected(self.reader, self.rules.options.tables))
         found, before = list[TableComparison](), 0
 
         def scanned(rows: int) -> None:
-            self.show(BuildProgress("comparing", before + rows, expected))
+            self._shown("comparing", cut, before + rows, expected)
 
         scanned(0)
         for topic in self._rebuilding.topics(sink, cut):
@@ -229,16 +216,9 @@ class Bootstrap:
         crashpoint("generations.compared")
         return tuple(found)
 
-    def _swapped(self, sink: Sink, number: int, cut: Cut) -> Cut:
-        cut = self._caught_up(sink, cut)
-        self.show(BuildProgress("swapping"))
-        last = self.generations.hold()
-        try:
-            cut = self._followed(sink, cut, last)
-            sink.make_visible()
-            if sink.applied().position < cut.position:
-                raise lacking(self.name, number)
-            self.generations.swap(number)
-        finally:
-            self.generations.release()  # nothing to end once it has swapped
-        return cut
+
+def hand_over(generations: Generations, run_dir: Path, store: str, number: int, cut: Cut) -> None:
+    """The generation that was live is kept from now on: at once compaction has to leave it what comes after ``cut``, be it that nobody feeds it yet."""
+    entry = next((one for one in generations.entries() if one.number == number), None)
+    if entry is not None and entry.state is GenerationState.KEPT:
+        GenerationReporter(run_dir, store, number, "kept").holds(cut, entry.until)

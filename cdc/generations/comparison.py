@@ -15,7 +15,8 @@ from cdc.audit.deadletters import KnownLetters, without
 from cdc.audit.engine import Side, key_indices, suspects
 from cdc.audit.suspects import Differing, look
 from cdc.model.topic import TopicSchema
-from sinks.contract import Sink, TopicAsOf, audit_schema
+from sinks.contract import Expiring, Sink, TopicAsOf, audit_schema
+from sinks.deadletters import LetterState
 from sinks.render.rowtext import row_text
 
 LISTED_KEYS: Final = 20
@@ -53,13 +54,22 @@ def compare(sink: Sink, topic: TopicAsOf, scanned: Callable[[int], None]) -> Tab
 
 
 def _unexplained(sink: Sink, schema: TopicSchema, found: pa.RecordBatch, seed: int) -> pa.RecordBatch:
-    """The keys without those of dead letters. A letter explains that a row is missing, and no row that the store holds."""
-    differing = Differing(found, np.ones(found.num_rows, np.int64))
-    states = KnownLetters.of(sink).among(differing, schema)
-    named = np.flatnonzero([state is not None for state in states])
+    """The keys without those of dead letters. A letter explains that a row is missing, or that there is a corrected one in its place."""
+    letters, ones = KnownLetters.of(sink), np.ones(found.num_rows, np.int64)
+    missing, corrected = (letters.among(Differing(found, surplus), schema) for surplus in (ones, 0 * ones))
+    named = np.flatnonzero([one is not None or other is not None for one, other in zip(missing, corrected, strict=True)])
+    explained: list[LetterState | None] = [None] * found.num_rows
     if len(named):
         keys = found.take(named)
         held = look(keys, [sink.fetch(schema, keys)], key_indices(schema), len(schema.fields), seed).rows > 0
-        for at in named[held].tolist():
-            states[at] = None
-    return without(differing, states).keys
+        for at, is_held in zip(named.tolist(), held.tolist(), strict=True):
+            explained[at] = corrected[at] if is_held else missing[at]
+    return _still_due(sink, schema, without(Differing(found, ones), explained).keys, seed)
+
+
+def _still_due(sink: Sink, schema: TopicSchema, keys: pa.RecordBatch, seed: int) -> pa.RecordBatch:
+    """Without the keys of rows that are not there because their time has passed."""
+    if not isinstance(sink, Expiring) or not keys.num_rows:
+        return keys
+    held = look(keys, [sink.fetch(schema, keys)], key_indices(schema), len(schema.fields), seed).rows > 0
+    return keys.filter(pa.array(held | ~sink.expired(keys, schema)))

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cdc.model.position import parse_lsn
-from cdc.report.shape import CaptureReport, FollowerReport, LogReport, Report, SlotReport
+from cdc.report.shape import CaptureReport, FollowerReport, GenerationReport, LogReport, Report, SlotReport
 from cdc.state.status import CAPTURE_STATES, FOLLOWER_STATES
 
 WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
@@ -57,6 +57,7 @@ class ReportCollector(Collector):
             yield from _capture(report.capture)
         yield from _log(report.log)
         yield from _followers(report.followers)
+        yield from _generations(report.generations)
 
 
 def gauge(name: str, text: str, samples: Samples, *labels: str) -> Metric:
@@ -191,6 +192,40 @@ def _followers(followers: Iterable[FollowerReport]) -> Iterator[Metric]:
         "Batches committed since the follower started.",
         [((f.store,), f.batches) for f in known],
         "store",
+    )
+
+
+def _generations(generations: Iterable[GenerationReport]) -> Iterator[Metric]:
+    known = [((one.store, str(one.number), one.state), one) for one in generations]
+    labels = ("store", "generation", "state")
+    built = [(of, one.progress) for of, one in known if one.progress is not None]
+    yield gauge(
+        "headwater_generation_up",
+        "1 while somebody builds or feeds a generation of a store that its readers do not see.",
+        [(of, one.alive and one.error is None) for of, one in known],
+        *labels,
+    )
+    yield gauge("headwater_generation_position", "What it holds completely.", [(of, one.position) for of, one in known], *labels)
+    yield gauge(
+        "headwater_generation_lag_changes",
+        "Changes in the log that it does not hold yet.",
+        [(of, one.lag.changes) for of, one in known],
+        *labels,
+    )
+    yield gauge(
+        "headwater_generation_kept_until_timestamp_seconds",
+        "When one that is kept is removed; no sample where it never is.",
+        [(of, one.until) for of, one in known],
+        *labels,
+    )
+    yield gauge(
+        "headwater_generation_done_ratio",
+        "Share of its present phase.",
+        [(of, far.done / far.total) for of, far in built],
+        *labels,
+    )
+    yield gauge(
+        "headwater_generation_eta_seconds", "Until that ends, at the present rate.", [(of, far.eta_s) for of, far in built], *labels
     )
 
 

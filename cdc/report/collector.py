@@ -21,7 +21,9 @@ from cdc.report.shape import (
     AuditedTableReport,
     AuditReport,
     CaptureReport,
+    CatchUp,
     FollowerReport,
+    GenerationReport,
     Lag,
     LettersReport,
     LogReport,
@@ -63,13 +65,15 @@ class _Statuses:
     supervisor: status.SupervisorStatus | None
     followers: Mapping[str, status.FollowerStatus | None]
     audits: Mapping[str, auditstate.AuditStanding | None]
+    generations: Mapping[str, Sequence[status.GenerationStatus]]
 
     @classmethod
     def by_now(cls, settings: Settings) -> Self:
         run_dir = settings.run_dir
         followers = {store: status.read_follower(run_dir, store) for store in settings.stores}
         audits = {store: _standing(settings, store) for store in settings.stores}
-        return cls(status.read_capture(run_dir), status.read_supervisor(run_dir), followers, audits)
+        generations = {store: status.read_generations(run_dir, store) for store in settings.stores}
+        return cls(status.read_capture(run_dir), status.read_supervisor(run_dir), followers, audits, generations)
 
     def silent_s(self) -> dict[str, float]:
         """The parts whose processes live and have reported nothing for too long, with the seconds."""
@@ -88,7 +92,8 @@ class _Statuses:
         if self.capture is not None and self.capture.log_alarm:
             yield self.capture.log_alarm
         followers = {f"follower {store}": saved for store, saved in self.followers.items()}
-        for what, saved in {"capture": self.capture, "cdc run": self.supervisor, **followers}.items():
+        others = {f"generation {one.number} of {store}": one for store, all_of in self.generations.items() for one in all_of}
+        for what, saved in {"capture": self.capture, "cdc run": self.supervisor, **followers, **others}.items():
             if saved is not None and (line := status.other_version(saved, what)):
                 yield line
 
@@ -142,6 +147,11 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
         followers=followers,
         stops=stopped,
         processes=processes,
+        generations=tuple(
+            _generation(one, store, reader, head, source_now)
+            for name, store in settings.stores.items()
+            for one in statuses.generations[name]
+        ),
     )
 
 
@@ -225,6 +235,25 @@ def _follower(parts: _Statuses, name: str, store: StoreOptions, reader: LogReade
         catch_up=catch_up_of(lag, held, status.unread_rows(parts.capture, store.tables), rows_per_s),
         aside=tuple(LettersReport(one.table, one.letters, one.edited, one.accepted, one.oldest_at or None) for one in saved.aside),
         audit=_audit(parts.audits[name]),
+    )
+
+
+def _generation(told: status.GenerationStatus, store: StoreOptions, reader: LogReader, head: Cut, now: float) -> GenerationReport:
+    alive = status.reports(told)
+    rate = round(told.rows_per_s, 1) if alive else 0.0
+    left = max(0, told.expected - told.rows)
+    eta_s = round(left / rate, 1) if rate > 0 else None
+    return GenerationReport(
+        store=told.store,
+        number=told.number,
+        state=told.state,
+        alive=alive,
+        error=told.error,
+        position=told.position,
+        lag=lag_of(reader, head, Position(told.position), store.tables, now),
+        phase=told.phase or None,
+        progress=CatchUp(told.rows, told.expected, rate, eta_s) if told.expected else None,
+        until=told.until or None,
     )
 
 

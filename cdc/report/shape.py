@@ -33,6 +33,10 @@
                (of the log), ``missing`` (rows that the store lacks), ``extra`` (rows that only the store has), ``different`` (keys whose rows have other
                values), ``in_flight`` (keys that changed meanwhile), ``at_least`` (true: more differ than were counted), ``problem`` (why it could not be
                compared, or null)}]}), ``updated_at``}], one for each store of the configuration
+``generations``  copies of stores that no readers see: [{``store``, ``number``, ``state`` (building, kept), ``alive`` (somebody builds or feeds it),
+               ``error`` (why it is not brought on, or null), ``position``, ``lag`` (as a store's), ``phase`` (of the building, or null: ``building``,
+               ``catching up``, ``comparing``, ``swapping``), ``progress`` (of that phase; null where nothing is counted: {``done``, ``total`` (at most),
+               ``rows_per_s``, ``eta_s`` (null = not known)}), ``until`` (when it is removed; null = never)}]
 ``stops``      [{``name`` (what `cdc resume` takes), ``state``, ``part``, ``message``, ``hint``, ``since``}]
 ``processes``  the supervisor's children: [{``name``, ``pid``, ``state``, ``restarts``, ``exit_code``, ``started_at``}]
 =============  ===============================================================================================================
@@ -135,7 +139,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """How far a store that is far behind has come, as in its first load."""
+    """How far a store that is far behind has come, as in its first load; or a generation in what is done with it."""
 
     done: int
     total: int
@@ -212,6 +216,22 @@ class AuditReport:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationReport:
+    """One generation of a store that its readers do not see; see ``generations`` in the module's text."""
+
+    store: str
+    number: int
+    state: str
+    alive: bool
+    error: str | None
+    position: int
+    lag: Lag
+    phase: str | None
+    progress: CatchUp | None
+    until: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class FollowerReport:
     store: str
     kind: str
@@ -272,6 +292,7 @@ class Report:
     stops: tuple[StopReport, ...]
     processes: tuple[ProcessReport, ...]
     notes: tuple[str, ...] = ()
+    generations: tuple[GenerationReport, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts and lists in the shape that the module's text gives."""

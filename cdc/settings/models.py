@@ -456,6 +456,11 @@ class StoreOptions(Strict):
         return {}
 
     @property
+    def generational(self) -> bool:
+        """Whether there can be several generations of a store of these options beside each other (``sinks.generations``)."""
+        return False
+
+    @property
     def keys_apart(self) -> bool:
         """Whether rows are told apart by something beside their columns, such as a document's id, so that the key need not be one of them."""
         return False

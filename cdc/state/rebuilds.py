@@ -1,5 +1,5 @@
-"""Rebuilds that `cdc resume STATE:follow-NAME --rebuild` asks of a follower, or a follower of itself: the store is built from the log
-(``cdc.follow.rebuild``).
+"""Rebuilds that `cdc resume STATE:follow-NAME --rebuild` or `cdc bootstrap NAME --in-place` asks of a follower, or a follower of itself: the store is
+built from the log (``cdc.follow.rebuild``).
 
 The request lies under ``run_dir/rebuild`` until the store was built and opened again, so a crash on the way begins it again.
 """
@@ -20,7 +20,7 @@ STATES: Final = frozenset({StopState.DIVERGED, StopState.OTHER_LOG, StopState.PO
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """A request for a rebuild. ``state``: the stop state that the operator wants to end; None: the follower has asked, as the store held nothing."""
+    """A request for a rebuild. ``state``: the stop state that the operator wants to end; None: the store was following, or held nothing."""
 
     state: StopState | None
     asked_at: float

@@ -25,6 +25,7 @@ CAPTURE_STATES: Final = ("starting", "snapshot", "streaming", "retrying", "stopp
 FOLLOWER_STATES: Final = ("starting", "rebuilding", "following", "waiting", "stopped", "exited", "never started")
 PROCESS_STATES: Final = ("starting", "running", "backing-off", "stopped", "refused", "exited")
 FOREIGN: Final = "foreign"
+_GENERATION: Final = "generation-"
 
 _log = structlog.get_logger("status")
 _outdated: Final[set[Path]] = set()
@@ -149,6 +150,44 @@ class FollowerStatus(_Told):
 
 
 @dataclass(slots=True)
+class _StampedStatus(_Told):
+    """Who wrote the file, and when."""
+
+    pid: int = 0
+    moved_at: float = 0.0
+    """When ``position`` last became another: Unix time, seconds."""
+    updated_at: float = 0.0
+    said_at: float = 0.0
+    """See ``CaptureStatus``."""
+    foreign: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerationStatus(_StampedStatus):
+    """Written about a generation that readers do not see: by `cdc bootstrap` while it is being built, by whoever feeds it while it is kept."""
+
+    store: str
+    number: int = 0
+    state: str = "building"
+    """building | kept"""
+    phase: str = ""
+    """While it is built: building | catching up | comparing | swapping"""
+    error: str | None = None
+    """Why it is not brought on at present, with what helps."""
+    position: int = 0
+    rows: int = 0
+    """Of ``expected`` at most that the present phase has been through; both 0 where it counts none."""
+    expected: int = 0
+    rows_per_s: float = 0.0
+    until: float = 0.0
+    """Up to when it is kept: Unix time, seconds; 0: without an end."""
+
+    @property
+    def part(self) -> str:
+        return f"{_GENERATION}{self.store}@{self.number}"  # no store's name has an @
+
+
+@dataclass(slots=True)
 class ProcessStatus(_Told):
     """One child of the supervisor, as the supervisor sees it."""
 
@@ -190,18 +229,18 @@ STALE_S: Final = 10.0
 """After this long its last word no longer counts as one (on a busy machine: longer)."""
 
 
-def stamp(status: CaptureStatus | FollowerStatus) -> None:
+def stamp(status: CaptureStatus | FollowerStatus | GenerationStatus) -> None:
     """Says that this is how it is now."""
     status.updated_at, status.said_at = time.time(), time.monotonic()
 
 
-def silent_s(told: CaptureStatus | FollowerStatus) -> float:
+def silent_s(told: CaptureStatus | FollowerStatus | GenerationStatus) -> float:
     """For how long the part has reported nothing; infinite when its last word is of before the machine started."""
     passed = time.monotonic() - told.said_at
     return passed if passed >= 0 else float("inf")
 
 
-def write(run_dir: Path, name: str, status: CaptureStatus | FollowerStatus | SupervisorStatus) -> None:
+def write(run_dir: Path, name: str, status: CaptureStatus | FollowerStatus | GenerationStatus | SupervisorStatus) -> None:
     """Replaces the file. Where the disk is full it stays as it was, which is logged once: no part ends because it cannot say how it is.
 
     Raises OSError for whatever else the disk refuses.
@@ -291,13 +330,25 @@ def read_follower(run_dir: Path, store: str) -> FollowerStatus | None:
     return status
 
 
+def read_generations(run_dir: Path, store: str) -> list[GenerationStatus]:
+    """Those of this store, by number."""
+    found = []
+    for path in (run_dir / "status").glob(f"{_GENERATION}*.json"):
+        raw = _read(path) if path.stem.rpartition("@")[0] == _GENERATION + store else None
+        if raw is not None:
+            one = GenerationStatus(store=store)
+            one.foreign = one.take(raw)
+            found.append(one)
+    return sorted(found, key=lambda one: one.number)
+
+
 def unread_rows(status: CaptureStatus | None, tables: Sequence[str]) -> int:
     """About how many rows of these tables (patterns) the snapshot has not read yet."""
     reading = status.snapshot if status is not None else ()
     return sum(max(one.total - one.done, 0) for one in reading if not one.finished and matches(tables, one.table))
 
 
-def other_version(status: CaptureStatus | FollowerStatus | SupervisorStatus, what: str) -> str | None:
+def other_version(status: CaptureStatus | FollowerStatus | GenerationStatus | SupervisorStatus, what: str) -> str | None:
     """One line when another version wrote this, so that some of it is not known."""
     if not status.foreign:
         return None
@@ -316,7 +367,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-def reports(saved: CaptureStatus | FollowerStatus) -> bool:
+def reports(saved: CaptureStatus | FollowerStatus | GenerationStatus) -> bool:
     """Whether the part's process lives and still reports how it is.
 
     A part that starts says so once, and may then compile, load or recover for longer than a running one is ever silent.

@@ -20,6 +20,8 @@ def forget(run_dir: Path, store: str) -> None:
     letterrequests.forget(run_dir, store)
     auditstate.forget(run_dir, store)
     stops.clear_part(run_dir, _PREFIX + store)
+    for one in status.read_generations(run_dir, store):
+        status.remove(run_dir, one.part)
     status.remove(run_dir, _PREFIX + store)
 
 

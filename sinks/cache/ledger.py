@@ -172,6 +172,11 @@ class CacheLedger:
         return ZERO_CUT if lacks else self.cut
 
 
+def fields_of(raw: Mapping[Any, Any]) -> dict[str, str]:
+    """A hash as the client reads it."""
+    return {name.decode(errors="replace"): text.decode(errors="replace") for name, text in raw.items()}
+
+
 def epoch_of(fields: Fields) -> int:
     """The highest of a writer; 0 where there is no ledger, or a damaged one."""
     epoch = fields.get("epoch", "")

@@ -12,7 +12,8 @@ from pydantic import Field, SecretStr, field_validator
 from cdc.errors import ConfigError
 from cdc.model.selection import matches
 from cdc.settings.models import StoreOptions, StoreTables, TableOptions
-from sinks.cache.keytemplate import DEFAULT, refuse_malformed
+from sinks.cache.generationnames import begins_like_a_generation
+from sinks.cache.keytemplate import DEFAULT, RESERVED, refuse_malformed
 from sinks.cache.ledger import TableRule
 
 _UNITS: Final[Mapping[str, int]] = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -90,12 +91,27 @@ class Options(StoreOptions):
     store on the same server that would write another's keys waits and says so."""
     value: Literal["json", "hash"] = "json"
     """One string of JSON per row, or a hash with one field per column."""
+    pointer: str | None = Field(None, min_length=1)
+    """A key that holds what stands before every row's key: nothing, or the prefix of the generation that `cdc bootstrap` has put in the former one's place
+    ([stores.md](stores.md#how-do-i-build-one-beside-the-live-one)). Whoever reads the cache reads it first. Left out: keys are as `key` says, always, and
+    `cdc bootstrap` builds in place."""
     timeout_s: float = Field(30.0, gt=0)
     """How long one answer of the server may take."""
     workers_from_rows: int = Field(0, ge=0)
     """As for every store. By default never: one chain of writes per table keeps the server's one thread busy."""
 
     _key = field_validator("key")(lambda key: _template(key))
+
+    @field_validator("pointer")
+    @classmethod
+    def _is_a_key_of_its_own(cls, pointer: str | None) -> str | None:
+        if pointer is not None and (pointer.startswith(RESERVED) or begins_like_a_generation(pointer)):
+            raise ValueError(f'begins with "{RESERVED}", or like a generation\'s keys ("g2:")')
+        return pointer
+
+    @property
+    def generational(self) -> bool:
+        return self.pointer is not None
 
     @property
     def keys_apart(self) -> bool:

@@ -6,12 +6,10 @@ What a reader finds under a key is the row and nothing else (``sinks.cache.value
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from functools import partial
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,23 +21,27 @@ from cdc.log.contract import LogReader, Topic, selected
 from cdc.model.batch import ALONE, OP, POSITION, topic_schema
 from cdc.model.lineage import Lineage, Mark, believed, of_another_log
 from cdc.model.position import START, ZERO_CUT, Cut, Position
-from cdc.model.selection import matches, named
+from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
-from sinks.cache import erasure, expiry, ledger, neighbours, resp, rowreader, rowscan
+from sinks.cache import erasure, expiry, foresight, ledger, neighbours, resp, rowreader, rowscan
 from sinks.cache.barriers import CacheBarriers
 from sinks.cache.fence import FenceAnswer, Writer, answer
+from sinks.cache.generationnames import FIRST, CacheGenerationNames
 from sinks.cache.ledger import CacheLedger, Projection
 from sinks.cache.letters import CacheLetters, name_texts
 from sinks.cache.options import Options
+from sinks.cache.parts import CacheParts, parts_of
 from sinks.cache.rebuild import CacheRebuild
+from sinks.cache.register import CacheGenerationReplaced, CacheRegister
 from sinks.cache.rowwriter import Rowwriter
 from sinks.cache.server import Server
-from sinks.cache.standing import CacheStanding, could_be_the_same
+from sinks.cache.standing import CacheStanding
 from sinks.cache.transactions import Answers, Commands, RedisTransactions, lost
-from sinks.cache.values import Form, form_of, shown
+from sinks.cache.values import Form, form_of
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, TopicAsOf, Traits
 from sinks.deadletters import Letter
 from sinks.followedlog import refuse_missed
+from sinks.generations import HeldWatch
 from sinks.render import jsonrows
 from sinks.render.choices import Choices
 from sinks.render.meaning import plain_key
@@ -51,20 +53,73 @@ class CacheSink:
 
     traits = Traits(sequenced=True)
 
-    def __init__(self, name: str, options: Options) -> None:
+    def __init__(
+        self, name: str, options: Options, clock: Callable[[], float] = time.monotonic, *, generation: int | None = None
+    ) -> None:
+        """``generation``: the only one that it works on, and never where readers see it; by default the one that is live, whichever that is each time
+        that it is opened."""
         self.name = name
         self._options = options
-        self._projection = Projection(options.key, options.value, shown(options.as_rules), options.table_rules)
+        self._generation = generation
         self._choices = Choices(name, options.as_rules)
         self._server = Server(name, options)
-        self._transactions = RedisTransactions(name, self._server)
-        self._letters = CacheLetters(name, self._server, self._transactions)
-        self._writing = Rowwriter(self._letters, self._transactions, options.channel)
+        self._parts = self._parts_of(generation or FIRST)
         self._log: LogReader | None = None
-        self._known = CacheStanding(name, self._projection)
+        self._known = CacheStanding(self._store, self._projection)
         self._epoch: int | None = None
         self._unfinished: tuple[Projection, ...] | None = None
         """Not yet ``finish``ed: the projections that keys are being taken out of. None: it is."""
+        self._held = HeldWatch(clock)
+
+    def _parts_of(self, number: int) -> CacheParts:
+        # Whoever is told of keys that are published could do nothing with those of a generation that nobody sees.
+        channel = self._options.channel if self._generation is None else lambda _: b""
+        return parts_of(CacheGenerationNames(self.name, number), self._options, self._server, channel)
+
+    @property
+    def _store(self) -> str:
+        """Whose the ledger is."""
+        return self._parts.names.owner
+
+    @property
+    def _projection(self) -> Projection:
+        return self._parts.projection
+
+    @property
+    def _transactions(self) -> RedisTransactions:
+        return self._parts.transactions
+
+    @property
+    def _letters(self) -> CacheLetters:
+        return self._parts.letters
+
+    @property
+    def _writing(self) -> Rowwriter:
+        return self._parts.writing
+
+    @property
+    def _register(self) -> CacheRegister:
+        return CacheRegister(self._server, self.name, self._options.pointer)
+
+    def _choose(self, *, writing: bool) -> None:
+        """Finds the generation to work on. Raises StoreError (retryable) while another process is about to put another one in its place, and seems to live;
+        ConfigError where readers could not find it."""
+        if self._generation is not None:
+            return
+        record = self._register.read()
+        if writing and record.held is not None:
+            if not self._held.forgotten(record.held):
+                raise StoreError(f"store {self.name}: another generation is about to take the live one's place", retryable=True)
+            self._register.let_go(record.held)
+        if record.live != FIRST and self._options.pointer is None:
+            prefix = CacheGenerationNames(self.name, record.live).prefix
+            raise ConfigError(
+                f"store {self.name}: its readers see generation {record.live}, whose keys begin with {prefix}, and no `pointer` says so",
+                hint=f"set pointer in [stores.{self.name}] as it was",
+            )
+        if record.live != self._parts.names.number:
+            self._parts.close()
+            self._parts = self._parts_of(record.live)
 
     # -- which log, and how far ---------------------------------------------------------------------------------------
 
@@ -72,16 +127,17 @@ class CacheSink:
         jsonrows.warm_up()
         resp.warm_up()
         self._server.drop()
-        self._letters.reload()
         self._server.refuse_unfit()
+        self._choose(writing=epoch is not None)
+        self._letters.reload()
         self._log, self._epoch, self._unfinished = log, epoch, None
-        self._known = CacheStanding(self.name, self._projection)
+        self._known = CacheStanding(self._store, self._projection)
         if epoch is not None:
             self._take_over(epoch)
         held = self._read()
         if held is None:
             return ZERO_CUT
-        self._known = CacheStanding.of(self.name, held, self._whole(held))
+        self._known = CacheStanding.of(self._store, held, self._whole(held))
         self._transactions.position = self._known.applied.position
         if epoch is not None:
             self._refuse_shared([shape.schema for topic, shape in held.shapes.items() if topic in held.prefixes])
@@ -95,6 +151,7 @@ class CacheSink:
 
     def applied(self) -> Cut:
         self._server.refuse_unfit(again=True)
+        self._refuse_replaced()
         held = self._read()
         if held is None:
             return ZERO_CUT
@@ -103,6 +160,16 @@ class CacheSink:
         if self._epoch is not None and held.epoch < self._epoch:
             raise lost(self.name)  # a copy from before it was taken over
         return self._whole(held)
+
+    def _refuse_replaced(self) -> None:
+        """Raises StoreError (retryable) where another generation is live by now. A writer puts the pointer right that leads there."""
+        if self._generation is not None or self._options.pointer is None:
+            return
+        number = self._parts.names.number
+        if self._epoch is not None:
+            self._register.point(number)
+        elif self._register.read().live != number:
+            raise CacheGenerationReplaced(self.name)
 
     def held(self, topic: str) -> Position:
         return self._known.progress(topic)
@@ -134,26 +201,43 @@ class CacheSink:
         jsonrows.warm_up()
         resp.warm_up()
         self._server.drop()
-        self._letters.reload()
         self._server.refuse_unfit()
+        self._choose(writing=True)
+        self._letters.reload()
         self._log, self._epoch = log, epoch
-        self._known = known = CacheStanding(self.name, self._projection)
+        self._known = known = CacheStanding(self._store, self._projection)
         lineage, there = self._lineage(), [topic.shape.schema for topic in topics if not topic.dropped]
         self._transactions.writer, self._transactions.position = Writer(lineage.log, lineage.history, epoch), 0
         for schema in there:
             self._choices.check(schema, log)
         self._refuse_shared(there)
-        neighbours.register(self._server, self.name)
+        self._note()
         refuse_shared = partial(self._refuse_shared, there)
         rebuild = CacheRebuild(known, self._server, self._transactions, self._writing, refuse_shared)
         outcome = rebuild.carry_out(lineage, cut, topics)
-        self._known = CacheStanding(self.name, self._projection)
+        self._known = CacheStanding(self._store, self._projection)
         return outcome
 
+    def _note(self) -> None:
+        """Others are to know that there is this generation."""
+        if self._generation is not None:
+            self._register.note(self._generation)
+        neighbours.register(self._server, self._store)
+
     def erase(self) -> None:
-        erasure.erase(self.name, self._server, self._transactions)
+        if self._generation is None:
+            for one in self._register.read().entries:
+                if one.number != self._parts.names.number:
+                    with closing(self._parts_of(one.number)) as parts:
+                        erasure.erase(parts.names.owner, self._server, parts.transactions)
+            self._register.erase()
+        self._erase()
+
+    def _erase(self) -> None:
+        """This generation alone."""
+        erasure.erase(self._store, self._server, self._transactions)
         self._letters.reload()
-        self._known = CacheStanding(self.name, self._projection)
+        self._known = CacheStanding(self._store, self._projection)
 
     def _take_over(self, epoch: int) -> None:
         lineage = self._lineage()
@@ -181,14 +265,16 @@ class CacheSink:
             return [self._transactions.set(given), *([self._transactions.remove(*gone)] if gone else [])]
 
         while not self._transactions.change_whole(decide):
-            self.erase()  # somebody began to, and was interrupted
-        neighbours.register(self._server, self.name)
+            self._erase()  # somebody began to, and was interrupted
+        self._note()
         crashpoint("cache.taken_over")
+        if self._generation is None and self._options.pointer is not None:
+            self._register.point(self._parts.names.number)  # somebody may have held it since it was chosen
 
     def _clear_what_nobody_deletes(self) -> None:
         """Keys that stand there without a ledger may be of rows whose DELETEs are gone from the log. A ledger of nobody's names them, and is erased."""
         topics = [topic.schema for topic in self._selected() if topic.floor]
-        if not topics or self._server.ask(lambda client: client.exists(ledger.key_of(self.name))):
+        if not topics or self._server.ask(lambda client: client.exists(ledger.key_of(self._store))):
             return
         self._refuse_shared(topics)
         shapes = {f"shape:{schema.topic}": ledger.encode_shape(Shape(schema, START)) for schema in topics}
@@ -203,7 +289,7 @@ class CacheSink:
 
     def _read(self) -> CacheLedger | None:
         """None where there is no ledger, or one of a store that is being erased."""
-        fields = self._server.ask(lambda client: _texts(client.hgetall(ledger.key_of(self.name))))
+        fields = self._server.ask(lambda client: ledger.fields_of(client.hgetall(ledger.key_of(self._store))))
         return self._decoded(fields) if fields.get("log") else None
 
     def _decoded(self, fields: ledger.Fields) -> CacheLedger:
@@ -212,7 +298,7 @@ class CacheSink:
             held = CacheLedger.decode(fields)
         except (ValueError, KeyError, TypeError):
             hint = "see who writes to it; cdc resume STORE_REFUSES --rebuild builds the store again"
-            raise StoreError(f"store {self.name}: {ledger.key_of(self.name)} is damaged", retryable=False, hint=hint) from None
+            raise StoreError(f"store {self.name}: {ledger.key_of(self._store)} is damaged", retryable=False, hint=hint) from None
         mark, where = Mark(held.log, held.history, held.furthest), f"store {self.name}"
         if self._log is not None and self._log.lineage() is None:
             raise of_another_log(mark, where)
@@ -259,52 +345,18 @@ class CacheSink:
         for schema in schemas:
             with suppress(ConfigError):  # it has no keys, which is for others to say
                 claims.append(neighbours.Claim(log, self._known.keys(schema, self._projection)))
-        neighbours.refuse_shared(self._server, self.name, claims)
+        neighbours.refuse_shared(self._server, self._store, claims)
 
     def foresee(self, schemas: Sequence[TopicSchema]) -> None:
-        """Raises ConfigError when the keys of these tables, which are to come, cannot be named, or cannot be told apart."""
         self._choices.foresee(schemas)
-        for pattern in named(list(self._options.held.options)):
-            if not any(matches((pattern,), schema) for schema in schemas):
-                hint = f"tables: {', '.join(schema.topic for schema in schemas) or 'none'}"
-                raise ConfigError(f'stores.{self.name}.tables."{pattern}": no such table is captured', hint=hint)
-        now = CacheStanding(self.name, self._projection)
         held = self._known.prefixes if self._known.projection == self._projection else {}
-        found = [now.check(schema, held) for schema in schemas]
-        for keys, after in pairwise(sorted(found, key=lambda keys: keys.prefix)):
-            if after.prefix.startswith(keys.prefix):
-                raise could_be_the_same(self.name, keys.schema.topic, after.schema.topic)
+        foresight.refuse_misfit(self.name, self._options, CacheStanding(self._store, self._projection), held, schemas)
 
     def projected(self) -> str | None:
-        """The change that the next writer makes to every row because the configuration is now different; None: nothing. Raises ConfigError where it cannot."""
-        held, wanted = self._known.projection, self._projection
-        if held == wanted:
-            return None
-        later = CacheStanding(self.name, wanted)
-        for topic in self._known.prefixes:
-            later.prefixes[topic] = later.check(self._known.shapes[topic].schema).prefix
-        if held.key != wanted.key:
-            return f'every key is written again under key = "{wanted.key}", and deleted under "{held.key}"'
-        if held.value != wanted.value:
-            return f"every value is written again as {wanted.value}, until now {held.value}"
-        if held.tables != wanted.tables:
-            return "every row whose `key`, `value` or `ttl` is said otherwise is written again"
-        return "every value is written again, as its columns are shown otherwise"
+        return foresight.changed(self._known, self._projection)
 
     def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
-        schema = topic_schema(rows.schema)
-        names = CacheStanding(self.name, self._projection).check(schema).texts(rows).to_array().to_pylist()
-        form, channel = form_of(self._projection, schema), self._options.channel(schema.topic).decode()
-        expire_at = form.write(rows, schema).expire_at
-        for at, (key, value) in enumerate(zip(names, form.shown(rows, schema), strict=True)):
-            expires = {} if expire_at is None else {"expires": _moment(int(expire_at[at]))}
-            yield {
-                "command": form.command,
-                "key": key.decode(),
-                "value": value,
-                **expires,
-                **({"publish": channel} if channel else {}),
-            }
+        return foresight.previewed(self._options, CacheStanding(self._store, self._projection), rows)
 
     def shape(self, topic: str) -> Shape | None:
         if self._epoch is not None:
@@ -343,7 +395,11 @@ class CacheSink:
     # -- dead letters (``sinks.deadletters.LetterBox``) ---------------------------------------------------------------
 
     def letters(self) -> tuple[Letter, ...]:
-        return self._letters.read() if self._epoch is None else self._letters.known.all
+        if self._epoch is not None:
+            return self._letters.known.all
+        if self._log is None:
+            self._choose(writing=False)  # asked of a store that has not been opened
+        return self._letters.read()
 
     def keep(self, letters: Collection[Letter]) -> None:
         self._barriers()
@@ -392,7 +448,7 @@ class CacheSink:
         except ConfigError:
             return  # its rows are set aside
         form = self._form(schema)
-        for page in rowscan.pages(self._server, self.name, keys, form):
+        for page in rowscan.pages(self._server, self._store, keys, form):
             for log in page.log:
                 self._refuse_lost(log)
             yield rowreader.own_rows(page.names, page.found.rows, page.there & ~page.found.left, keys, form)
@@ -411,7 +467,7 @@ class CacheSink:
 
     def _rows(self, names: Sequence[bytes], schema: TopicSchema) -> pa.RecordBatch:
         """Rows and the ledger at one moment, so that nothing is taken for missing that was lost since the store was opened."""
-        seen, found = rowreader.read(self._server, self.name, schema.topic, names, self._form(schema))
+        seen, found = rowreader.read(self._server, self._store, schema.topic, names, self._form(schema))
         self._refuse_lost(seen[0])
         return rowreader.rows_of(names, found, self._known.keys(schema), self._form(schema))[1]
 
@@ -435,20 +491,12 @@ class CacheSink:
             raise lost(self.name)
 
     def close(self) -> None:
-        self._writing.close()
+        self._parts.close()
         self._server.close()
 
 
 def _topic(log: LogReader, name: str) -> Topic | None:
     return next((one for one in log.topics() if one.name == name), None)
-
-
-def _moment(ms: int) -> str:
-    return dt.datetime.fromtimestamp(ms / 1000, dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _texts(found: Mapping[Any, Any]) -> dict[str, str]:
-    return {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}
 
 
 def traits(options: Options) -> Traits:  # noqa: ARG001

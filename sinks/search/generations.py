@@ -11,7 +11,7 @@ from typing import Any, Final
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.model.position import ZERO_CUT, Cut
-from sinks.generations import Generation, GenerationState
+from sinks.generations import Generation, GenerationEntry, GenerationSize, GenerationState
 from sinks.render.choices import Choices
 from sinks.search import fields
 from sinks.search.indices import Found, by_alias, measured, searched, searching
@@ -43,10 +43,21 @@ class SearchGenerations:
         live = self._register.live(found)
         return [self._described(one, GenerationState.LIVE if one.names == live else one.state) for one in found]
 
+    def entries(self) -> Sequence[GenerationEntry]:
+        found = self._register.all()
+        # Where no ledger says so, it takes a look at what readers see.
+        live = None if not found or any(one.live for one in found) else self._register.live(found)
+        return [
+            GenerationEntry(one.names.number, GenerationState.LIVE if one.names == live else one.state, one.until) for one in found
+        ]
+
     def _described(self, one: Registered, state: GenerationState) -> Generation:
         entry = SearchLedger(self._cluster, Shown(one.names, live=False)).peek()
-        rows, size = measured(self._cluster, [index.index for index in self._used(one.names)])
-        return Generation(one.names.number, state, None if entry is None else entry.mark, rows, size)
+        return Generation(one.names.number, state, None if entry is None else entry.mark, one.until)
+
+    def size(self, number: int) -> GenerationSize:
+        used = self._used(GenerationNames(self.name, number))
+        return GenerationSize(*measured(self._cluster, [index.index for index in used]))
 
     def sink(self, number: int) -> SearchSink:
         return SearchSink(self.name, self._options, generation=number)
@@ -76,16 +87,17 @@ class SearchGenerations:
             with suppress(GenerationReplaced):  # somebody has waited long enough
                 change_aliases(self._cluster, "going on with the live generation", self._replaced(live, alias, live.live))
 
-    def swap(self, number: int) -> None:
+    def swap(self, number: int, until: float | None) -> None:
         if self._held is None:
             raise StoreError(f"store {self.name}: the live generation is not held", retryable=True)
         live, alias = self._held
         fresh = GenerationNames(self.name, number)
         used = {one.index: one for one in self._used(fresh)}
+        kept = [alias for one in self._register.all() if one.names == fresh for alias in one.kept]
         actions = [
             *moved(alias, live.ledger, live.ledger)[:1],
-            {"add": {"index": live.ledger, "alias": live.kept, "is_hidden": True}},
-            {"remove": {"index": fresh.ledger, "alias": fresh.kept, "must_exist": False}},
+            {"add": {"index": live.ledger, "alias": live.kept_until(until), "is_hidden": True}},
+            *({"remove": {"index": fresh.ledger, "alias": alias, "must_exist": False}} for alias in kept),
             {"add": {"index": fresh.ledger, "alias": fresh.live, "is_hidden": True}},
         ]
         for one in self._there(live):

@@ -135,6 +135,10 @@ class Options(Address, StoreOptions):
         return settings.shaping(self.further_settings)
 
     @property
+    def generational(self) -> bool:
+        return True
+
+    @property
     def keys_apart(self) -> bool:
         return True
 

@@ -1,7 +1,7 @@
 """Which generations a search store has, and which of them is live: what the ledgers' names and aliases say.
 
-A generation exists from the creation of its ledger on. The aliases of the ledger say how it stands: ``live``, ``kept``, or neither while it is being built. While the
-live one is held, it has the alias ``leaving`` in place of ``live``.
+A generation exists from the creation of its ledger on. The aliases of the ledger say how it stands: ``live``, ``kept`` (with the time up to which), or neither while it
+is being built. While the live one is held, it has the alias ``leaving`` in place of ``live``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,20 @@ class Registered:
     def state(self) -> GenerationState:
         if self.live:
             return GenerationState.LIVE
-        return GenerationState.KEPT if self.names.kept in self.aliases else GenerationState.BUILDING
+        return GenerationState.KEPT if self.kept else GenerationState.BUILDING
+
+    @property
+    def kept(self) -> list[str]:
+        """The aliases that say so; more than one where it was kept more than once."""
+        names = self.names
+        return [alias for alias in self.aliases if alias == names.kept or names.until_of(alias) is not None]
+
+    @property
+    def until(self) -> float | None:
+        """Up to when it is kept; None: without an end, or not kept."""
+        times = [self.names.until_of(alias) for alias in self.kept] if self.state is GenerationState.KEPT else []
+        known = [at for at in times if at is not None]
+        return max(known) if known and len(known) == len(times) else None
 
 
 @dataclass(frozen=True, slots=True)

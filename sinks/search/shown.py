@@ -9,6 +9,7 @@ be there, and one that gives it back. So a process that still works for a genera
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -50,8 +51,17 @@ class GenerationNames:
 
     @property
     def kept(self) -> str:
-        """The alias on the ledgers of those that were live before."""
+        """How the alias begins that is on the ledgers of those that were live before."""
         return f"{self.ledgers}@kept"
+
+    def kept_until(self, until: float | None) -> str:
+        """That alias, for one that is kept up to this time (Unix, seconds), or without an end."""
+        return self.kept if until is None else f"{self.kept}.{math.ceil(until)}"
+
+    def until_of(self, kept: str) -> float | None:
+        """The way back."""
+        said = kept.removeprefix(f"{self.kept}.")
+        return float(said) if said != kept and said.isascii() and said.isdecimal() else None
 
     @property
     def leaving(self) -> str:

@@ -37,7 +37,7 @@ from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, TopicAsOf, Traits
 from sinks.deadletters import Letter
-from sinks.generations import HELD_AT_MOST_S
+from sinks.generations import HeldWatch
 from sinks.render import jsonrows
 from sinks.render.choices import Choices
 from sinks.render.rowtext import keys
@@ -76,8 +76,7 @@ class SearchSink:
         self._choices = Choices(name, options.as_rules, fields.style_of)
         self._parts = self._parts_of(Shown(GenerationNames(name, generation or FIRST), live=generation is None))
         self._epoch: int | None = None
-        self._held_since: tuple[str, float] | None = None
-        """The alias by which the live generation is held, and since when this sink has known of it."""
+        self._held = HeldWatch(clock)
 
     def _parts_of(self, shown: Shown) -> Parts:
         return parts_of(shown, self._options, self._choices, self._index_settings, self._clock)
@@ -115,10 +114,7 @@ class SearchSink:
 
     def _await_release(self, register: GenerationRegister, held: Registered) -> None:
         """Raises StoreError (retryable) while another process is about to put another generation in this one's place, and seems to live."""
-        now, alias = self._clock(), held.leaving or ""
-        if self._held_since is None or self._held_since[0] != alias:
-            self._held_since = alias, now
-        if now - self._held_since[1] < HELD_AT_MOST_S:
+        if not self._held.forgotten(held.leaving or ""):
             raise StoreError(f"store {self.name}: another generation is about to take the live one's place", retryable=True)
         register.let_go(held)
 

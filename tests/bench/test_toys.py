@@ -21,6 +21,7 @@ TOYS: Final = {
     "audit": ("redis redis-hash --rows 3000 --runs 1", {"redis", "redis_hash"}),
     "snapshot": ("--rows 3000 --runs 1", {"copy", "wide"}),
     "backlog": ("--changes 20000 --runs 1 --stores redis,redis-hash --alone", CACHES),
+    "bootstrap": ("redis redis-hash --rows 3000 --runs 1", {"redis", "redis_swapped", "redis_hash", "redis_hash_swapped"}),
     "log": (
         "--rows 60000 --runs 1 --cuts 200000 --keys 60000 --memory-keys 200000",
         {"append", "open_s", "compact", "write_amplification", "append_p99_ms", "compact_memory_mb"},
@@ -36,6 +37,7 @@ PARTS: Final = {
 STORES: Final = {
     "backlog": ("--changes 60000 --runs 1 --stores redis,warehouse --settle-s 0", {"redis", "redis_apply", "warehouse"}),
     "audit": ("warehouse --rows 3000 --runs 1", {"warehouse"}),
+    "bootstrap": ("opensearch --rows 3000 --runs 1", {"opensearch", "opensearch_swapped"}),
     "latency": ("--rate 20 --seconds 1 --warm-s 1", {"redis_p50_ms", "redis_p99_ms", "redis_p50_beside_plain_ms"}),
     "log": ("--part scan_spark --rows 20000 --runs 1 --warm 0", {"scan_spark", "scan_spark_tail"}),
     "live-cost": ("--reference none --runs 1 --seconds 1 --rates 0 20 --rows 200", {"idle_core", "pss_mb"}),

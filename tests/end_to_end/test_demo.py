@@ -18,7 +18,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from cdc.demo import board, daemon, firstload, kernels, show, traffic, verdict
+from cdc.demo import board, daemon, firstload, kernels, show, tour, traffic, verdict
 from cdc.demo.__main__ import main
 from cdc.demo.daemon import Daemon
 from cdc.demo.flights import Airport, FlightEvent, load
@@ -314,6 +314,51 @@ def test_only_equal_stores_and_an_orderly_daemon_pass(
 
 def _follower(store: str, **facts: Any) -> dict[str, Any]:
     return {"store": store, "state": "following", "lag": {"changes": 0}, "catch_up": None, **facts}
+
+
+def _cdc(script: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
+
+
+def test_the_tour_begins_after_the_first_minutes_and_tells_how_it_ended() -> None:
+    well = {"capture": {"alive": True, "state": "streaming"}, "followers": [_follower("search")]}
+    loading = {"capture": {"alive": True, "state": "streaming"}, "followers": [_follower("search", catch_up={"done": 1})]}
+    done = {"generation": 2, "former": 1, "swapped": True, "rows": 84_000, "seconds": 41.2}
+    for script, ends in (
+        (f"print({json.dumps(done)!r})", ["84,000 rows", "generation 1 is kept"]),
+        (f"print({json.dumps({**done, 'swapped': False})!r})", ["readers go on"]),
+        ("import sys; sys.exit('error: it is down')", ["not built again: it is down"]),
+    ):
+        now, said, begun = [0.0], list[str](), list[tuple[str, ...]]()
+
+        def begin(*arguments: str, script: str = script, begun: list[tuple[str, ...]] = begun) -> subprocess.Popen[str]:
+            begun.append(arguments)
+            return _cdc(script)
+
+        trip = tour.Tour(begin, said.append, lambda now=now: now[0])  # type: ignore[misc]
+        for at, told in ((0.0, well), (tour.AFTER_S - 1, well), (tour.AFTER_S, loading), (tour.AFTER_S + 1, None)):
+            now[0] = at
+            trip.look(told)
+        assert begun == said == []
+        now[0] = tour.AFTER_S + 60
+        trip.look(well)
+        assert begun == [("bootstrap", "search", "--keep-old", "10m", "--json")]
+        assert trip.running is not None
+        trip.running.wait(60)
+        trip.look(well)
+        trip.look(well)
+        assert len(said) == 1 + len(ends)
+        assert all(end in line for end, line in zip(ends, said[1:], strict=True)), said
+        assert len(begun) == 1
+        trip.end()
+
+
+def test_a_tour_that_is_under_way_ends_with_the_demo() -> None:
+    trip = tour.Tour(lambda *_: _cdc("import time; time.sleep(600)"), lambda _: None)
+    trip.look(None)
+    trip.running = trip.begin()
+    trip.end()
+    assert trip.running.poll() is not None
 
 
 def test_progress_is_one_line_with_every_store() -> None:

@@ -20,8 +20,12 @@ from cdc.embedded.opensearch import OpenSearch
 from cdc.errors import ConfigError, Stopped, StoreError
 from cdc.follow.follower import Follower
 from cdc.follow.rules import Rules
+from cdc.generations import feeder
+from cdc.generations.alone import GenerationInUse, alone, writing
 from cdc.generations.bootstrap import Bootstrap, Bootstrapped
-from cdc.generations.rollback import roll_back
+from cdc.generations.feeder import GenerationFeeder
+from cdc.generations.follower import GenerationFollower
+from cdc.generations.rollback import RolledBack, roll_back
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.home import open_reader
 from cdc.model.batch import Op
@@ -30,8 +34,9 @@ from cdc.model.position import Lsn, Position
 from cdc.model.topic import TopicSchema
 from cdc.settings.file import load
 from cdc.settings.models import Settings
+from cdc.state import status
 from sinks import generations_of, options_model
-from sinks.deadletters import Letter
+from sinks.deadletters import Letter, LetterState
 from sinks.generations import HELD_AT_MOST_S, GenerationState
 from sinks.heldlog import HeldLog
 from sinks.search.sink import Options, SearchSink
@@ -80,10 +85,20 @@ class Shop:
     def held(self) -> HeldLog:
         return HeldLog(self.log.reader(), "search", self.options)
 
-    def bootstrap(self) -> Bootstrapped:
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "run"
+
+    def bootstrap(self, keep_s: float | None = None) -> Bootstrapped:
         with closing(generations_of("search", self.options)) as generations:
             rules = Rules("search", self.options)
-            return Bootstrap("search", self.options, self.folder, self.held(), generations, rules, threading.Event()).carry_out()
+            made = Bootstrap(self.folder, self.run_dir, self.held(), generations, rules, keep_s, threading.Event())
+            return made.carry_out()
+
+    def roll_back(self, number: int | None = None, keep_s: float | None = None) -> RolledBack:
+        follower = GenerationFollower(self.folder, self.held(), Rules("search", self.options), threading.Event())
+        with closing(generations_of("search", self.options)) as generations, alone(self.folder, "search"):
+            return roll_back(follower, generations, self.run_dir, keep_s, number)
 
     def generations(self) -> dict[int, GenerationState]:
         with closing(generations_of("search", self.options)) as generations:
@@ -133,17 +148,17 @@ def test_the_next_generation_takes_the_place_of_the_live_one_and_gives_it_back(s
     after = {"1": "paid", "3": "new"}
     assert shop.found() == after
 
-    with closing(generations_of("search", shop.options)) as generations:
-        back = roll_back("search", generations, shop.held())
-        assert (back.number, back.former, back.behind) == (1, 2, 2)
-        with pytest.raises(StoreError, match="is live"):
-            generations.drop(1)
+    back = shop.roll_back()
+    assert (back.number, back.former, back.brought) == (1, 2, 2)
+    assert shop.found() == after, "nobody has fed it, and yet it lacks nothing"
+    with closing(generations_of("search", shop.options)) as generations, pytest.raises(StoreError, match="is live"):
+        generations.drop(1)
     shop.follow()
     assert shop.found() == after
     with closing(generations_of("search", shop.options)) as generations:
         generations.drop(2)
-        with pytest.raises(ConfigError, match="no generation that was live before"):
-            roll_back("search", generations, shop.held())
+    with pytest.raises(ConfigError, match="no generation that was live before"):
+        shop.roll_back()
     assert shop.generations() == {1: GenerationState.LIVE}
     indices = shop.server.request("GET", "/_cat/indices?format=json&expand_wildcards=all")
     assert not [one["index"] for one in indices if "gen2" in one["index"] or "@g2" in one["index"]]
@@ -187,7 +202,7 @@ def test_a_generation_with_a_row_that_differs_is_not_swapped(shop: Shop) -> None
 
 
 def test_a_generation_that_has_lost_an_index_is_not_shown(shop: Shop) -> None:
-    lost, pairs = "it lacks what it said that it holds", shop.found("public.pairs")
+    pairs = shop.found("public.pairs")
 
     def lose(index: str) -> None:
         shop.server.request("DELETE", f"/{index}")
@@ -197,10 +212,9 @@ def test_a_generation_that_has_lost_an_index_is_not_shown(shop: Shop) -> None:
     assert shop.found("public.pairs") == pairs
     assert shop.bootstrap().swapped, "it is filled again"
     lose("public.pairs@1")
-    with closing(generations_of("search", shop.options)) as generations, pytest.raises(StoreError, match=lost):
-        roll_back("search", generations, shop.held())
+    assert shop.roll_back().brought, "what it has lost is brought to it again first"
     assert shop.found("public.pairs") == pairs
-    assert shop.generations() == {1: GenerationState.KEPT, 2: GenerationState.LIVE}
+    assert shop.generations() == {1: GenerationState.LIVE, 2: GenerationState.KEPT}
 
 
 def test_the_generation_that_readers_see_is_not_removed_where_its_ledger_does_not_say_so(shop: Shop) -> None:
@@ -235,8 +249,14 @@ def test_one_that_was_begun_is_filled_again_where_the_log_cannot_bring_it_on(sho
     shop.log.forget("public.orders", 6)
     done = shop.bootstrap()
     assert (done.swapped, done.number, done.rows) == (True, 2, 4)
-    with closing(generations_of("search", shop.options)) as generations, pytest.raises(ConfigError, match="generation 7"):
-        roll_back("search", generations, shop.held(), 7)
+    with pytest.raises(ConfigError, match="generation 7"):
+        shop.roll_back(7)
+    shop.put(batch(ORDERS, [(Op.DELETE, 7, order(2))]), upserts(PAIRS, 8, [pair(3)]))
+    shop.follow()
+    shop.log.forget("public.orders", 8)
+    with pytest.raises(Stopped, match="POSITION_GONE"):
+        shop.roll_back()
+    assert shop.generations() == {1: GenerationState.KEPT, 2: GenerationState.LIVE}
 
 
 def test_rows_that_compaction_has_taken_from_the_log_meanwhile_are_no_difference(shop: Shop) -> None:
@@ -276,8 +296,8 @@ def test_a_store_that_would_be_empty_is_not_built(shop: Shop) -> None:
 def test_a_kill_at_any_step_leaves_the_live_one_or_is_gone_on_with(shop: Shop) -> None:
     """Each time in a process of its own; then the follower goes on, and whoever builds begins again."""
     before = shop.found()
-    steps = [point for point in points.of("generations") if point != "generations.search_indices_removed"]
-    assert len(steps) == 6
+    steps = [one for one in points.of("generations") if ".cache_" not in one and one != "generations.search_indices_removed"]
+    assert len(steps) == 7
     for number, point in enumerate(steps, start=2):
         assert points.killed(lambda: print(shop.bootstrap()), f"{point}=kill") == KILLED, point
         swapped = point == "generations.search_swapped"
@@ -306,6 +326,107 @@ def test_a_kill_at_any_step_leaves_the_live_one_or_is_gone_on_with(shop: Shop) -
     drop()
     assert 1 not in shop.generations()
     assert shop.found() == before
+
+
+def letter_of(shop: Shop, generation: str, at: int, state: LetterState = LetterState.ASIDE, **decided: Any) -> Letter:
+    """A dead letter that says of a change of public.orders that it cannot be held."""
+    letter = Letter("public.orders", Position(at), "too long", str(at), state=state, **decided)
+    said = {"table": letter.table, "position": at, "reason": letter.reason, "letter": letter.to_json()}
+    shop.server.request("PUT", f"/.headwater-search{generation}@dead/_doc/{letter.id}", said)
+    return letter
+
+
+def test_what_was_decided_about_dead_letters_comes_along(shop: Shop) -> None:
+    """Row 1 was corrected, row 2 accepted, of row 3 nobody has said anything; of row 9 the other generation knows nothing."""
+    corrected = letter_of(shop, "", 1, LetterState.EDITED, by="ann", values={"status": "paid"})
+    accepted = letter_of(shop, "", 2, LetterState.ACCEPTED, by="bob")
+    letter_of(shop, "", 3)
+    letter_of(shop, "", 9, LetterState.ACCEPTED, by="bob")
+
+    def find_them_there() -> None:
+        for at in (1, 2, 3):
+            letter_of(shop, "@g2", at)
+            shop.server.request("DELETE", f"/public.orders.gen2@1/_doc/{at}")
+
+    with decided_by(At("generations.built", find_them_there)):
+        done = shop.bootstrap()
+    assert done.swapped, done
+    assert (done.decisions.carried, done.decisions.left) == (2, ())
+    with closing(SearchSink("search", shop.options)) as unopened:
+        found = {one.id: (one.state, one.by, dict(one.values)) for one in unopened.letters()}
+    assert found == {
+        corrected.id: (LetterState.EDITED, "ann", {"status": "paid"}),
+        accepted.id: (LetterState.ACCEPTED, "bob", {}),
+        "public.orders@3": (LetterState.ASIDE, "", {}),
+    }
+    assert shop.found() == {"1": "paid"}
+    assert shop.roll_back().decisions.carried == 0, "the former has them already"
+
+
+def settings_of(folder: Path, server: OpenSearch) -> Settings:
+    config = folder / "cdc.toml"
+    config.write_text(
+        f'run_dir = "{folder / "run"}"\n[source]\ndsn = "postgresql://nobody@127.0.0.1:1/none"\n[log]\ndir = "{folder / "log"}"\n'
+        f'[stores.search]\nkind = "opensearch"\nurl = "{server.url}"\nrefresh_interval = "100ms"\n',
+        encoding="utf-8",
+    )
+    return load(config, options_model)
+
+
+def test_one_that_cannot_be_fed_holds_up_nobody_and_one_goes_when_its_time_is_over(
+    opensearch: OpenSearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeder, "RETRY_S", (0.2,))
+    settings = settings_of(tmp_path, opensearch)
+    run_dir, options = settings.run_dir, settings.stores["search"]
+
+    def put(position: int, status: str) -> None:
+        writer.append(batch(ORDERS, [(Op.UPDATE, position, order(1, status))]))
+        writer.commit(Lsn(position), position)
+
+    def shown() -> list[str]:
+        opensearch.request("POST", "/public.orders/_refresh")
+        return [one["_source"]["status"] for one in opensearch.request("POST", "/public.orders/_search", {})["hits"]["hits"]]
+
+    def states() -> dict[int, GenerationState]:
+        with closing(generations_of("search", options)) as generations:
+            return {one.number: one.state for one in generations.entries()}
+
+    def built(keep_s: float | None) -> Bootstrapped:
+        with closing(open_reader(settings.log.dir)) as reader, closing(generations_of("search", options)) as generations:
+            held, rules = HeldLog(reader, "search", options), Rules("search", options)
+            return Bootstrap(settings.log.dir, run_dir, held, generations, rules, keep_s, threading.Event()).carry_out()
+
+    with closing(EmbeddedLogWriter(settings.log.dir)) as writer:
+        put(1, "new")
+        with followed(settings):
+            until(lambda: opensearch.request("GET", "/_cat/aliases/public.orders?format=json") != [] and shown() == ["new"])
+            assert built(None).swapped
+            assert [(one.number, one.state, one.position) for one in status.read_generations(run_dir, "search")] == [(1, "kept", 1)]
+            with fed(settings):
+                put(2, "paid")
+                until(lambda: told(settings, 1).position == 2)
+                opensearch.request("PUT", "/public.orders@1/_settings", {"index.blocks.write": True})
+                put(3, "sent")
+                until(lambda: told(settings, 1).error is not None)
+                until(lambda: shown() == ["sent"])
+                assert told(settings, 1).position == 2
+                assert built(0.0).swapped
+                until(lambda: 2 not in states())
+                assert states() == {1: GenerationState.KEPT, 3: GenerationState.LIVE}
+                opensearch.request("PUT", "/public.orders@1/_settings", {"index.blocks.write": None})
+                until(lambda: told(settings, 1).position == 3)
+                assert told(settings, 1).error is None
+            assert [one.number for one in status.read_generations(run_dir, "search")] == [1]
+
+
+def test_only_one_works_on_generations_at_a_time(shop: Shop) -> None:
+    with alone(shop.folder, "search"), pytest.raises(GenerationInUse, match="another process"):
+        shop.bootstrap()
+    assert shop.bootstrap().swapped
+    with writing(shop.folder, "search", 1), pytest.raises(GenerationInUse), writing(shop.folder, "search", 1, patience_s=0.1):
+        pass
+    assert shop.roll_back().number == 1
 
 
 @contextmanager
@@ -345,13 +466,7 @@ def test_readers_see_a_whole_index_all_the_time(opensearch: OpenSearch, tmp_path
     documented = re.findall(r"^cdc ((?:bootstrap|generations|rollback) search.*)$", page, re.MULTILINE)
     assert len(documented) == 4
     bootstrap, generations, rollback, drop = (line.split() for line in documented)
-    config = tmp_path / "cdc.toml"
-    config.write_text(
-        f'run_dir = "{tmp_path / "run"}"\n[source]\ndsn = "postgresql://nobody@127.0.0.1:1/none"\n[log]\ndir = "{tmp_path / "log"}"\n'
-        f'[stores.search]\nkind = "opensearch"\nurl = "{opensearch.url}"\nrefresh_interval = "100ms"\n',
-        encoding="utf-8",
-    )
-    settings = load(config, options_model)
+    settings, config = settings_of(tmp_path, opensearch), tmp_path / "cdc.toml"
     rows, position = 500, 500
     last: dict[int, str] = {}
 
@@ -392,28 +507,53 @@ def test_readers_see_a_whole_index_all_the_time(opensearch: OpenSearch, tmp_path
             assert (done["generation"], done["swapped"], done["rows"]) == (2, True, rows)
             assert done["position"] > rows, "it was built under traffic"
             until(shows_all)
-            with repeated(read) as read_failed:
-                back = cdc(*rollback)
-                assert (back["generation"], back["former"]) == (1, 2)
-                assert back["behind"] >= 5
-                change()
-                until(shows_all)
-            assert read_failed == []
+            with fed(settings):
+                until(lambda: told(settings, 1).position == position)
+                with repeated(read) as read_failed:
+                    back = cdc(*rollback)
+                    assert (back["generation"], back["former"], back["brought"]) == (1, 2, 0)
+                    opensearch.request("POST", "/public.orders/_refresh")
+                    assert shows_all(), "it was fed, so nothing is missing"
+                    change()
+                    until(shows_all)
+                assert read_failed == []
+                until(lambda: told(settings, 2).position == position)
             listed = {one["number"]: one for one in cdc(*generations)["generations"]}
             assert {number: one["state"] for number, one in listed.items()} == {1: "live", 2: "kept"}
-            assert (listed[1]["behind"], listed[2]["rows"]) == (0, rows)
+            assert (listed[1]["behind"], listed[2]["behind"], listed[2]["rows"]) == (0, 0, rows)
+            assert (listed[1]["until"], listed[2]["until"] > time.time() + 86_000) == (None, True)
             assert listed[2]["bytes"] > 0
             assert [one["number"] for one in cdc(*drop)["generations"]] == [1]
+            assert status.read_generations(settings.run_dir, "search") == []
+
+
+def told(settings: Settings, number: int) -> status.GenerationStatus:
+    """What is said of this generation; nothing where there is no word of it yet."""
+    found = [one for one in status.read_generations(settings.run_dir, "search") if one.number == number]
+    return found[0] if found else status.GenerationStatus(store="search")
 
 
 @contextmanager
-def followed(settings: Settings) -> Iterator[None]:
+def fed(settings: Settings) -> Iterator[None]:
+    """As the daemon feeds what is kept."""
+    stop = threading.Event()
+    thread = GenerationFeeder(settings, lambda: settings.stores, stop)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(LONG_S)
+
+
+@contextmanager
+def followed(settings: Settings, store: str = "search") -> Iterator[None]:
     """As the daemon follows the store, without Spark."""
     stop = threading.Event()
 
     def follow() -> None:
         with closing(open_reader(settings.log.dir)) as reader:
-            follower = Follower("search", settings.stores["search"], settings.log.dir, reader, settings.run_dir, stop)
+            follower = Follower(store, settings.stores[store], settings.log.dir, reader, settings.run_dir, stop)
             follower.start()
             while not stop.is_set():
                 head = reader.wait(follower.applied.position, 0.05)

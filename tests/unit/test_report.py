@@ -177,6 +177,33 @@ def test_what_parts_say_is_wrong(tmp_path: Path) -> None:
     ]
 
 
+def test_generations_that_readers_do_not_see_are_told_apart_and_are_no_problem(tmp_path: Path) -> None:
+    well(tmp_path)
+    now, at = time.monotonic(), 1_700_000_000.0
+    pid, told = os.getpid(), status.GenerationStatus
+    for one in (
+        told(store="cache", number=3, phase="building", pid=pid, rows=50, expected=200, rows_per_s=25.0, said_at=now),
+        told(store="cache", number=1, state="kept", pid=pid, position=4, until=at, said_at=now),
+        told(store="cache", number=2, state="kept", pid=pid, error="it is down → see whether it is up", said_at=now),
+        told(store="cache", number=4, phase="comparing", said_at=now),
+        told(store="cache2", number=7, state="kept", said_at=now),
+    ):
+        status.write(tmp_path / "run", one.part, one)
+    found = taken(tmp_path)
+    assert found.healthy
+    kept, _, built, left = found.generations
+    assert (kept.number, kept.alive, kept.until, kept.lag, kept.progress) == (1, True, at, Lag(0, 0, 0.0), None)
+    assert (built.number, built.phase, built.progress) == (3, "building", CatchUp(50, 200, 25.0, 6.0))
+    assert not left.alive
+    assert [line for line in lines(found) if line.startswith("generation")] == [
+        "generation 1 of cache: kept until 2023-11-14 22:13:20Z, at 4, 0 changes behind",
+        "generation 2 of cache: kept, at 0, 0 changes behind; not fed: it is down → see whether it is up",
+        "generation 3 of cache: building, 50 of at most 200 rows, 25/s, about 6.0 s left, at 0, 0 changes behind",
+        "generation 4 of cache: was being built (comparing), at 0, 0 changes behind → cdc bootstrap goes on with it; "
+        "cdc generations --drop removes it",
+    ]
+
+
 def test_what_the_continuous_audit_has_found_is_a_problem(tmp_path: Path) -> None:
     well(tmp_path)
     whole = TableStanding("public.a", 60.0, 60.0, 7, Drift(rows=5))

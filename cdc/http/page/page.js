@@ -275,9 +275,26 @@ function drawStore(follower) {
   if (follower.stale) parts.push(" · ", make("b", "", compactCount(follower.stale)), " stale");
   const aside = follower.aside.reduce((sum, one) => sum + one.letters - one.edited - one.accepted, 0);
   if (aside) parts.push(" · ", make("b", "dead", compactCount(aside) + " set aside"));
-  parts.push(...auditParts(follower.audit));
+  parts.push(...auditParts(follower.audit), ...generationParts(status.generations.filter((one) => one.store === follower.store)));
   facts.replaceChildren(...parts);
   say(card.querySelector(".error"), follower.error && !follower.stop ? follower.error : "");
+}
+
+/** How the store's generations stand that its readers do not see. */
+function generationParts(generations) {
+  return generations.flatMap((one) => {
+    const name = `generation ${one.number} `;
+    if (one.state === "kept") {
+      const time = one.until == null ? "" : ` for ${duration(Math.max(0, one.until - status.at))}`;
+      if (one.error || !one.alive) return [" · ", make("b", "dead", `${name}kept${time}, not fed`)];
+      return [` · ${name}kept${time}, ` + (one.lag.changes ? `${compactCount(one.lag.changes)} changes behind` : "in step")];
+    }
+    if (!one.alive) return [" · ", make("b", "dead", `${name}is not finished`)];
+    const far = one.progress;
+    const share = far ? ` ${percent(far.done, far.total)}, ${compact(far.rows_per_s)} rows/s` : "";
+    const left = far?.eta_s == null ? "" : `, about ${duration(far.eta_s)} left`;
+    return [` · ${name}${one.phase}${share}${left}`];
+  });
 }
 
 /** What the continuous audit says of a store. */

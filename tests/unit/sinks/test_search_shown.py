@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from sinks.generations import GenerationState
 from sinks.search.indices import measured
+from sinks.search.register import Registered
 from sinks.search.shown import GenerationNames, Shown
 from sinks.search.wire import Address, Cluster
 
@@ -41,6 +43,21 @@ def test_a_generation_is_known_by_its_ledger(number: int) -> None:
 )
 def test_no_other_index_is_a_ledger(index: str) -> None:
     assert GenerationNames("search").of(index) is None
+
+
+def test_up_to_when_one_is_kept_stands_in_the_name_of_an_alias() -> None:
+    names = GenerationNames("search", 2)
+    assert names.kept_until(None) == ".headwater-search@kept"
+    assert names.kept_until(1_700_000_000.5) == ".headwater-search@kept.1700000001"
+    for aliases, state, until in (
+        ((".headwater-search@kept",), GenerationState.KEPT, None),
+        ((".headwater-search@kept.1700000001",), GenerationState.KEPT, 1_700_000_001.0),
+        ((".headwater-search@kept.1700000001", ".headwater-search@kept"), GenerationState.KEPT, None),
+        ((".headwater-search@kept.5", ".headwater-search@live"), GenerationState.LIVE, None),
+        ((".headwater-search@kept.x", ".headwater-search@g2@w"), GenerationState.BUILDING, None),
+    ):
+        registered = Registered(names, aliases)
+        assert (registered.state, registered.until) == (state, until), aliases
 
 
 def test_only_generations_of_the_same_store_are_related() -> None:

@@ -27,7 +27,8 @@ from cdc.model.position import Lsn, Position
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import Log, LogTable, Settings, Source
 from cdc.state import status
-from cdc.state.status import FollowerStatus
+from cdc.state.status import FollowerStatus, GenerationStatus
+from cdc.state.strangers import forget
 from sinks import options_model
 from tests.contract.rows import ORDERS, PAIRS, batch, order
 from tests.unit.log.disks import QuickDisk
@@ -141,6 +142,31 @@ def test_a_store_that_reads_on_holds_back_what_it_lacks_and_one_that_stands_stil
     assert not found.look(9000 * hours + 3600 * hours)
     assert found.look(9000 * hours + 1800 * hours)
     assert Pins(lambda: settings).look(0.0), "whoever looks for the first time goes by its own last word"
+
+
+def test_a_generation_that_is_built_or_kept_holds_back_what_it_lacks_within_the_same_bounds(
+    shop: tuple[Settings, EmbeddedLogWriter],
+) -> None:
+    settings, writer = shop
+    grown(writer, 50)
+    told(settings, 50)
+    hours = settings.log.pin_hours
+    said = GenerationStatus(store="told", number=2, position=30)
+    status.stamp(said)
+    status.write(settings.run_dir, said.part, said)
+    found = Pins(lambda: settings)
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        assert [(pin.store, pin.position, pin.tables) for pin in found.look(0.0, reader)] == [
+            ("told", 50, ("public.orders",)),
+            ("told@2", 30, ("public.orders",)),
+        ]
+        assert [pin.store for pin in found.look(3600 * hours, reader)] == ["told"], "it does not get on"
+        bounded = settings.model_copy(update={"log": settings.log.model_copy(update={"pin_mb": 0})})
+        lapsed = {pin.store: pin.lapsed for pin in Pins(lambda: bounded).every(0.0, reader)}
+        assert (lapsed["told"], "log.pin_mb" in (lapsed["told@2"] or "")) == (None, True)
+    forget(settings.run_dir, "told")
+    assert [pin.store for pin in Pins(lambda: settings).look(0.0)] == ["told"]
+    writer.close()
 
 
 def test_a_store_that_is_added_while_capture_runs_holds_compaction_back_from_the_next_look_on(

@@ -1,0 +1,45 @@
+"""The names of one generation of a cache: whose its ledger is, and what its keys begin with. Pure.
+
+The first has the names that the configuration gives. The keys of any other have a prefix before what `key` says (``g2:``); a key of the user's choice, the
+*pointer*, holds the prefix of the live one, empty for the first, so that an application puts it before the name of the row that it looks for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sinks.cache.ledger import Projection
+
+FIRST: Final = 1
+_PREFIX: Final = re.compile(r"g([1-9][0-9]{0,8}):")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGenerationNames:
+    store: str
+    number: int = FIRST
+
+    @property
+    def owner(self) -> str:
+        """The store that its ledger and its dead letters are said to be of. No store's name has an @ in it."""
+        return self.store if self.number == FIRST else f"{self.store}@{self.number}"
+
+    @property
+    def prefix(self) -> str:
+        return "" if self.number == FIRST else f"g{self.number}:"
+
+    def projection(self, given: Projection) -> Projection:
+        """How rows become this generation's keys and values. ``given``: as the configuration says it."""
+        rules = tuple(one if one.key is None else replace(one, key=self.prefix + one.key) for one in given.tables)
+        return replace(given, key=self.prefix + given.key, tables=rules)
+
+    def of(self, prefix: str) -> CacheGenerationNames:
+        """The generation with this prefix; the first for any other text."""
+        found = _PREFIX.fullmatch(prefix)
+        return CacheGenerationNames(self.store, FIRST if found is None else int(found[1]))
+
+
+def begins_like_a_generation(text: str) -> bool:
+    return _PREFIX.match(text) is not None

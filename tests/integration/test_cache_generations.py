@@ -1,0 +1,380 @@
+"""Generations of a cache on a real server: built beside the live one, found through the pointer, killed at every step, fed, put back, removed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.__main__ import main
+from cdc.crashpoint import KILLED, decided_by
+from cdc.errors import ConfigError, StoreError
+from cdc.follow.rules import Rules
+from cdc.generations.alone import alone
+from cdc.generations.bootstrap import Bootstrap, Bootstrapped
+from cdc.generations.follower import GenerationFollower
+from cdc.generations.rollback import RolledBack, roll_back
+from cdc.log.embedded.writer import EmbeddedLogWriter
+from cdc.model.batch import Op
+from cdc.model.position import Lsn
+from cdc.model.topic import TopicSchema
+from cdc.settings.file import load
+from cdc.state import status
+from sinks import generations_of, options_model
+from sinks.cache.sink import CacheSink, Options
+from sinks.generations import HELD_AT_MOST_S, GenerationState
+from sinks.heldlog import HeldLog
+from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
+from tests.contract.test_marks import apply, pair
+from tests.faults import points
+from tests.integration.test_generations import fed, followed, until
+from tests.logs import LooseLog
+
+POINTER = "live:cache"
+ROW = "public.orders:{}"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Shop:
+    """A log, the cache that follows it, an application that reads that, and whoever builds generations of it."""
+
+    def __init__(self, server: Any, folder: Path) -> None:
+        self.client = server.client()
+        self.folder = folder
+        self.run_dir = folder / "run"
+        self.log = LooseLog()
+        self.options = Options.model_validate({"kind": "redis", "url": server.url, "pointer": POINTER})
+        self.clock = Clock()
+        self.sink = CacheSink("cache", self.options, self.clock)
+        self.epoch = 10
+
+    def put(self, *batches: Any) -> None:
+        for one in batches:
+            self.log.put(one)
+
+    def change(self, position: int, status: str) -> None:
+        self.put(batch(ORDERS, [(Op.UPDATE, position, order(1, status))]))
+
+    def follow(self) -> None:
+        """As the daemon's follower: opened again, then everything that the store lacks."""
+        self.epoch += 1
+        cut = self.sink.open(self.log.reader(), self.epoch)
+        self.sink.finish()
+        for one in self.log.batches:
+            if one.column("_cdc_position")[0].as_py() > cut.position:
+                apply(self.sink, one)
+        self.sink.commit(self.log.head)
+
+    def held(self) -> HeldLog:
+        return HeldLog(self.log.reader(), "cache", self.options)
+
+    def bootstrap(self, keep_s: float | None = None) -> Bootstrapped:
+        with closing(generations_of("cache", self.options)) as generations:
+            rules = Rules("cache", self.options)
+            made = Bootstrap(self.folder, self.run_dir, self.held(), generations, rules, keep_s, threading.Event())
+            return made.carry_out()
+
+    def roll_back(self) -> RolledBack:
+        follower = GenerationFollower(self.folder, self.held(), Rules("cache", self.options), threading.Event())
+        with closing(generations_of("cache", self.options)) as generations, alone(self.folder, "cache"):
+            return roll_back(follower, generations, self.run_dir, None)
+
+    def drop(self, number: int) -> None:
+        with closing(generations_of("cache", self.options)) as generations:
+            generations.drop(number)
+
+    def generations(self) -> dict[int, GenerationState]:
+        with closing(generations_of("cache", self.options)) as generations:
+            return {one.number: one.state for one in generations.entries()}
+
+    def found(self, keys: int = 5) -> dict[int, str]:
+        """What an application finds by the pointer: id → status."""
+        prefix = (self.client.get(POINTER) or b"").decode()
+        rows = {key: self.client.get(prefix + ROW.format(key)) for key in range(1, keys + 1)}
+        return {key: json.loads(row)["status"] for key, row in rows.items() if row is not None}
+
+    def names(self) -> set[str]:
+        return {name.decode() for name in self.client.scan_iter(count=1000)}
+
+
+@pytest.fixture
+def shop(valkey: Any, tmp_path: Path) -> Iterator[Shop]:
+    made = Shop(valkey, tmp_path)
+    made.put(upserts(ORDERS, 1, [order(1), order(2), order(3)]), upserts(PAIRS, 4, [pair(1)]))
+    made.follow()
+    yield made
+    made.sink.close()
+
+
+def test_the_next_generation_takes_the_place_of_the_live_one_and_gives_it_back(shop: Shop) -> None:
+    before = {1: "new", 2: "new", 3: "new"}
+    assert shop.client.get(POINTER) == b""
+    assert shop.found() == before
+    first = shop.names()
+    done = shop.bootstrap()
+    assert (done.swapped, done.number, done.former, done.rows) == (True, 2, 1, 4)
+    assert shop.generations() == {1: GenerationState.KEPT, 2: GenerationState.LIVE}
+    assert shop.client.get(POINTER) == b"g2:"
+    assert shop.found() == before
+    assert {f"g2:{ROW.format(key)}" for key in before} < shop.names()
+
+    with pytest.raises(StoreError, match="no longer the live one") as stale:
+        shop.sink.applied()
+    assert stale.value.retryable
+    shop.put(batch(ORDERS, [(Op.UPDATE, 5, order(1, "paid")), (Op.DELETE, 6, order(2))]))
+    with pytest.raises(StoreError, match="not where this writer left it"):
+        shop.sink.apply(shop.log.batches[-1])
+    assert shop.found() == before
+    assert json.loads(shop.client.get(ROW.format(1)))["status"] == "new", "nor does the former take what is not its feeder's"
+    shop.follow()
+    after = {1: "paid", 3: "new"}
+    assert shop.found() == after
+
+    back = shop.roll_back()
+    assert (back.number, back.former, back.brought) == (1, 2, 2)
+    assert shop.client.get(POINTER) == b""
+    assert shop.found() == after, "nobody has fed it, and yet it lacks nothing"
+    with pytest.raises(StoreError, match="is live"):
+        shop.drop(1)
+    shop.follow()
+    shop.change(7, "sent")
+    shop.follow()
+    assert shop.found() == {1: "sent", 3: "new"}
+    shop.drop(2)
+    with pytest.raises(ConfigError, match="no generation that was live before"):
+        shop.roll_back()
+    assert shop.generations() == {1: GenerationState.LIVE}
+    assert shop.names() == first - {ROW.format(2)} | {"cdc:{cache}:generations", POINTER}
+
+
+class At:
+    """Does something when a crash point is reached."""
+
+    def __init__(self, point: str, work: Callable[[], object]) -> None:
+        self.point = point
+        self.work = work
+
+    def reach(self, name: str) -> None:
+        if name == self.point:
+            self.work()
+
+
+def test_a_generation_with_a_row_that_differs_is_not_swapped(shop: Shop) -> None:
+    before = shop.found()
+
+    def tamper() -> None:
+        row = json.loads(shop.client.get(f"g2:{ROW.format(1)}"))
+        shop.client.set(f"g2:{ROW.format(1)}", json.dumps({**row, "status": "changed"}))
+        shop.client.delete(f"g2:{ROW.format(2)}")
+
+    with decided_by(At("generations.built", tamper)):
+        done = shop.bootstrap()
+    assert (done.swapped, done.number) == (False, 2)
+    differ = {one.table: (one.differ, {key["id"] for key in one.keys}) for one in done.tables}
+    assert differ == {"public.orders": (2, {"1", "2"}), "public.pairs": (0, set())}
+    assert shop.generations() == {1: GenerationState.LIVE, 2: GenerationState.BUILDING}
+    assert shop.found() == before
+    shop.change(5, "paid")
+    shop.follow()
+    assert shop.found() == {**before, 1: "paid"}
+
+
+def test_a_kill_at_any_step_leaves_the_live_one_or_is_gone_on_with(shop: Shop) -> None:
+    """Each time in a process of its own; then the follower goes on, and whoever builds begins again."""
+    before = shop.found()
+    steps = [one for one in points.of("generations") if ".search_" not in one and one != "generations.cache_erased"]
+    assert len(steps) == 7
+    for number, point in enumerate(steps, start=2):
+        assert points.killed(lambda: print(shop.bootstrap()), f"{point}=kill") == KILLED, point
+        swapped = point == "generations.cache_swapped"
+        live = next(one for one, state in shop.generations().items() if state is GenerationState.LIVE)
+        assert live == (number if swapped else number - 1), point
+        assert shop.found() == before, point
+        if point in ("generations.cache_held", "generations.cache_before_swap"):
+            with pytest.raises(StoreError, match="is being replaced"):
+                shop.sink.applied()
+            with pytest.raises(StoreError, match="about to take"):
+                shop.follow()
+            shop.clock.now += HELD_AT_MOST_S
+        shop.change(10 + number, f"after {number}")
+        shop.follow()
+        before[1] = f"after {number}"
+        assert shop.found() == before, point
+        if not swapped:
+            assert shop.bootstrap().number == number, point
+            shop.follow()
+        assert shop.found() == before, point
+    assert points.killed(lambda: shop.drop(1), "generations.cache_erased=kill") == KILLED
+    assert 1 in shop.generations()
+    shop.drop(1)
+    assert 1 not in shop.generations()
+    assert shop.found() == before
+
+
+@pytest.mark.parametrize("point", ["generations.built", "generations.compared", "generations.cache_held"])
+def test_a_server_that_is_emptied_meanwhile_is_filled_again_and_nothing_is_swapped(shop: Shop, point: str) -> None:
+    before = shop.found()
+    with decided_by(At(point, lambda: shop.client.flushall())), pytest.raises(StoreError):
+        shop.bootstrap()
+    assert shop.found() == {}
+    shop.follow()
+    assert shop.found() == before
+    assert shop.bootstrap().swapped
+    assert shop.found() == before
+    assert shop.client.get(POINTER) != b""
+
+
+def test_a_follower_that_opens_the_store_while_the_live_one_is_held_writes_nothing(shop: Shop) -> None:
+    """It has looked before, and takes the ledger over afterwards."""
+    generations = generations_of("cache", shop.options)
+    shop.change(5, "paid")
+
+    def hold() -> None:
+        generations.hold()
+
+    with closing(generations):
+        with decided_by(At("cache.taken_over", hold)), pytest.raises(StoreError, match="is being replaced"):
+            shop.follow()
+        with pytest.raises(StoreError, match="about to take"):
+            shop.follow()
+        assert shop.found()[1] == "new"
+        generations.release()
+    shop.follow()
+    assert shop.found()[1] == "paid"
+
+
+def test_a_pointer_that_is_lost_or_overwritten_is_put_right(shop: Shop) -> None:
+    assert shop.bootstrap().swapped
+    shop.follow()
+    before = shop.found()
+    for spoil in (lambda: shop.client.delete(POINTER), lambda: shop.client.set(POINTER, "g9:")):
+        spoil()
+        assert shop.sink.applied().position == shop.log.head.position
+        assert shop.client.get(POINTER) == b"g2:"
+    shop.client.delete("cdc:{cache}:generations")
+    assert shop.sink.applied().position == shop.log.head.position, "the pointer says which is live"
+    assert shop.found() == before
+    assert shop.client.hget("cdc:{cache}:generations", "live") == b"2"
+
+
+def test_without_the_pointer_nobody_goes_on_with_another_generation_than_readers_see(shop: Shop) -> None:
+    assert shop.bootstrap().swapped
+    bare = shop.options.model_copy(update={"pointer": None})
+    with closing(CacheSink("cache", bare)) as sink, pytest.raises(ConfigError, match="generation 2"):
+        sink.open(shop.log.reader(), shop.epoch + 1)
+    with pytest.raises(ConfigError, match="no generations beside each other") as refused:
+        generations_of("cache", bare)
+    assert "--in-place" in (refused.value.hint or "")
+
+
+def test_a_pointer_that_could_be_a_row_or_a_generations_key_is_refused(shop: Shop) -> None:
+    for pointer in ("cdc:live", "g2:live", ""):
+        with pytest.raises(ValueError, match="pointer"):
+            Options.model_validate({"kind": "redis", "url": "redis://h", "pointer": pointer})
+    mine = shop.options.model_copy(update={"pointer": ROW.format("live")})
+    with closing(CacheSink("cache", mine)) as sink, pytest.raises(ConfigError, match="could be a key of public"):
+        sink.foresee([TopicSchema.of(ORDERS)])
+    with closing(CacheSink("cache", shop.options)) as sink:
+        (shown,) = sink.preview(batch(ORDERS, [(Op.INSERT, 1, order(1))]))
+    assert (shown["key"], shown["pointer"]) == (ROW.format(1), f"what {POINTER} holds stands before the key")
+
+
+def test_rows_that_have_expired_are_no_difference_and_only_the_live_one_publishes(valkey: Any, tmp_path: Path) -> None:
+    shop = Shop(valkey, tmp_path)
+    given = {"kind": "redis", "url": valkey.url, "pointer": POINTER, "tables": {"public.orders": {"ttl": "1s", "publish": "keys"}}}
+    shop.options = Options.model_validate(given)
+    shop.sink = CacheSink("cache", shop.options)
+    shop.put(upserts(ORDERS, 1, [order(1), order(2)]), upserts(PAIRS, 3, [pair(1), pair(2)]))
+    shop.follow()
+    heard = shop.client.pubsub()
+    heard.subscribe("keys")
+    with closing(heard):
+        done = shop.bootstrap()
+        assert done.swapped, done
+        assert [one for one in iter(lambda: heard.get_message(timeout=0.2), None) if one["type"] == "message"] == []
+    shop.sink.close()
+
+
+def test_an_old_generation_goes_in_bounded_steps(shop: Shop) -> None:
+    """Other clients are answered between two of them."""
+    many = 20_000
+    shop.put(upserts(ORDERS, 10, [order(key) for key in range(10, 10 + many)]))
+    shop.follow()
+    assert shop.bootstrap().swapped
+    assert len(shop.names()) > 2 * many
+    shop.client.config_resetstat()
+    shop.drop(1)
+    calls = shop.client.info("commandstats")["cmdstat_del"]
+    assert calls["calls"] > 10, "no single command removes much"
+    assert len(shop.names()) < many + 20
+    assert shop.found()[1] == "new"
+
+
+@pytest.mark.timeout(600)
+def test_the_commands_beside_the_followers_and_in_place(valkey: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "cdc.toml"
+    config.write_text(
+        f'run_dir = "{tmp_path / "run"}"\n[source]\ndsn = "postgresql://nobody@127.0.0.1:1/none"\n[log]\ndir = "{tmp_path / "log"}"\n'
+        f'[stores.cache]\nkind = "redis"\nurl = "{valkey.url}"\npointer = "{POINTER}"\n',
+        encoding="utf-8",
+    )
+    settings, client = load(config, options_model), valkey.client()
+
+    def cdc(*arguments: str) -> Any:
+        code = main(["--config", str(config), *arguments, "--json"])
+        printed = capsys.readouterr()
+        assert code == 0, printed.err
+        return json.loads(printed.out.splitlines()[-1])
+
+    def row(key: int) -> str | None:
+        found = client.get((client.get(POINTER) or b"").decode() + ROW.format(key))
+        return None if found is None else json.loads(found)["status"]
+
+    def told(number: int) -> int:
+        found = {one.number: one.position for one in status.read_generations(settings.run_dir, "cache")}
+        return found.get(number, 0)
+
+    with closing(EmbeddedLogWriter(settings.log.dir)) as writer:
+
+        def put(position: int, status: str) -> None:
+            writer.append(batch(ORDERS, [(Op.UPDATE, position, order(position % 2, status))]))
+            writer.commit(Lsn(position), position)
+
+        put(1, "new")
+        put(2, "new")
+        assert main(["--config", str(config), "bootstrap", "cache", "--in-place"]) == 1
+        assert "nobody follows store cache" in capsys.readouterr().err
+        with followed(settings, "cache"):
+            until(lambda: row(0) == row(1) == "new")
+            with fed(settings):
+                done = cdc("bootstrap", "cache", "--keep-old", "1h")
+                assert (done["generation"], done["swapped"], done["rows"]) == (2, True, 2)
+                put(3, "paid")
+                until(lambda: row(1) == "paid")
+                until(lambda: told(1) == 3)
+                back = cdc("rollback", "cache", "--keep-old", "0s")
+                assert (back["generation"], back["former"], back["brought"]) == (1, 2, 0)
+                assert row(1) == "paid"
+                until(lambda: [one["number"] for one in cdc("generations", "cache")["generations"]] == [1])
+                (live,) = cdc("generations", "cache")["generations"]
+                assert (live["state"], live["rows"], live["bytes"]) == ("live", 2, None)
+            until(lambda: status.read_follower(settings.run_dir, "cache").state == "following")  # type: ignore[union-attr]
+            client.set(ROW.format(9), client.get(ROW.format(1)).replace(b'"id":1', b'"id":9'))
+            client.delete(ROW.format(0))
+            assert cdc("bootstrap", "cache", "--in-place")["in_place"]
+            assert (row(0), row(1), row(9)) == ("new", "paid", None), (
+                "what was lost is there again, what the log does not have is gone"
+            )
+            put(4, "sent")
+            until(lambda: row(0) == "sent")
