@@ -77,6 +77,8 @@ class TableInWork:
     lsn: Lsn
     applied: Cut
     differences: list[RowDifference] = field(default_factory=list)
+    """The first of them, in words."""
+    drift: list[Differing] = field(default_factory=list)
     letters: Counter[LetterState] = field(default_factory=Counter)
     """Keys that differ as their dead letters say."""
     expired: int = 0
@@ -103,12 +105,20 @@ class TableInWork:
         rows = int(differing.surplus[gone].sum())
         self.expired += rows
         self.settling.missing -= rows
-        left = np.setdiff1d(np.arange(differing.keys.num_rows), gone)
-        return Differing(differing.keys.take(left), differing.surplus[left])
+        return differing.only(np.setdiff1d(np.arange(differing.keys.num_rows), gone))
+
+    @property
+    def differing(self) -> Differing:
+        """All keys that differ."""
+        return Differing.joined(self.drift, self.settling.keys.schema)
+
+    def again(self, differing: Differing) -> TableInWork:
+        """The audit of these keys alone, to be settled."""
+        settling = Settling(differing.keys)
+        return TableInWork(self.target, settling, settling.open, Scanned(), 0.0, self.lsn, self.applied)
 
     def result(self) -> TableAudit:
-        settling = self.settling
-        differ = settling.missing + settling.extra + settling.different
+        settling, differ = self.settling, self.settling.differ
         error = None
         if not self.target.captured and self.scanned.source_rows:
             error = "the log has nothing of this table → restart cdc run: it loads what [source] tables selects; else leave the table out of the publication"

@@ -45,7 +45,7 @@ class KnownLetters:
 def without(differing: Differing, states: Iterable[LetterState | None]) -> Differing:
     """Those that no letter explains."""
     left: npt.NDArray[np.bool_] = np.array([state is None for state in states], np.bool_)
-    return Differing(differing.keys.take(np.flatnonzero(left)), differing.surplus[left])
+    return differing.only(np.flatnonzero(left))
 
 
 def _states(letters: Iterable[Letter]) -> dict[tuple[str, str], LetterState]:

@@ -5,6 +5,7 @@
 ==============  ==============================================================================================================
 ``store``       the store's name
 ``equal``       true when no table has an error or a difference
+``whole``       the same, as it is after the rows that differed were sent again
 ``lsn``         the source snapshot's LSN that the scan was compared at
 ``position``    what the store had applied when its scan began
 ``seconds``     how long the store's audit took
@@ -17,7 +18,9 @@
                 others: rows that the store cannot hold, or holds as an operator has corrected them), ``expired`` (rows that have outlived their
                 time in the store, counted in none of the others either), ``columns`` ({name: in how many of ``differences``}),
                 ``differences`` (the first few: [{``kind``: missing | extra | different, ``key``: {column: text}, ``columns``:
-                [name]}]), ``lsn``, ``position`` (of the last look), ``seconds``, ``rows_per_s``}]
+                [name]}]), ``lsn``, ``position`` (of the last look), ``seconds``, ``rows_per_s``, ``repair`` (null where nothing was to be sent again;
+                else {``missing``, ``extra``, ``different``: how many rows were sent again, by what they had been found to be, ``left``: how many of
+                them differ still, ``aside``: how many of them the store could not take, and has set aside, ``problem``: null, or why others were not sent again, and what helps}), ``whole``}]
 ==============  ==============================================================================================================
 
 Keys are shown, other values never.
@@ -37,7 +40,7 @@ class Progress:
     store: str
     table: str
     phase: str
-    """waiting | scanning | comparing | settling"""
+    """waiting | scanning | comparing | settling | repairing"""
     source_rows: int = 0
     store_rows: int = 0
     expected_rows: int = 0
@@ -82,6 +85,25 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
+class Repair:
+    """The rows of one table that were sent again, by what they had been found to be."""
+
+    missing: int = 0
+    extra: int = 0
+    different: int = 0
+    left: int = 0
+    """How many of them differ still."""
+    aside: int = 0
+    """How many of them the store could not take, and has set aside."""
+    problem: str | None = None
+    """Why others were not sent again, and what helps."""
+
+    @property
+    def rows(self) -> int:
+        return self.missing + self.extra + self.different
+
+
+@dataclass(frozen=True, slots=True)
 class TableAudit:
     """See the module's text. ``columns`` counts among the listed differences only."""
 
@@ -96,6 +118,14 @@ class TableAudit:
     lsn: str | None = None
     position: int = 0
     seconds: float = 0.0
+    repair: Repair | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing differs by now."""
+        if self.repair is None or self.error is not None:
+            return self.equal
+        return self.repair.left == 0 and self.repair.problem is None
 
     @property
     def rows_per_s(self) -> float:
@@ -105,7 +135,7 @@ class TableAudit:
         """Flat, as the module's text has it."""
         facts = asdict(self)
         scanned, tally = facts.pop("scanned"), facts.pop("tally")
-        return {**facts, **scanned, **tally, "rows_per_s": self.rows_per_s}
+        return {**facts, **scanned, **tally, "rows_per_s": self.rows_per_s, "whole": self.whole}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,5 +147,10 @@ class StoreAudit:
     seconds: float
     tables: tuple[TableAudit, ...]
 
+    @property
+    def whole(self) -> bool:
+        """Whether nothing differs by now."""
+        return all(table.whole for table in self.tables)
+
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "tables": [table.to_json() for table in self.tables]}
+        return {**asdict(self), "whole": self.whole, "tables": [table.to_json() for table in self.tables]}

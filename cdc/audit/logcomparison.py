@@ -207,8 +207,7 @@ class RangeComparison:
         if not isinstance(sink, Expiring) or not len(missing):
             return differing
         gone = missing[sink.expired(differing.keys.take(missing), self._schema)]
-        left = np.setdiff1d(np.arange(differing.keys.num_rows), gone)
-        return Differing(differing.keys.take(left), differing.surplus[left])
+        return differing.only(np.setdiff1d(np.arange(differing.keys.num_rows), gone))
 
     def _store_look(self, keys: pa.RecordBatch) -> KeyLook:
         pieces = [keys.slice(start, FETCH_KEYS) for start in range(0, keys.num_rows, FETCH_KEYS)]

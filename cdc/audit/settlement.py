@@ -64,6 +64,7 @@ def settle(
             differing = audited.settling.round(source.seen, store.seen, again.seen)
             drift = audited.set_apart(differing, letters.also(sink) if differing.keys.num_rows else letters)
             drift = audited.set_expired_apart(drift, sink)
+            audited.drift.append(drift)
             audited.differences += _explain(audited, drift, source.rows, store.rows)
 
 

@@ -6,13 +6,15 @@ import difflib
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from cdc.audit.comparison import SourceSide, TableInWork, Target, compare
-from cdc.audit.findings import Progress, Report, StoreAudit, TableAudit
+from cdc.audit.findings import Progress, Repair, Report, StoreAudit, TableAudit
+from cdc.audit.repair import Repairer, Sent, refuse_without_capture
 from cdc.audit.settlement import CaughtUp, settle
 from cdc.client.wait import nudge, wait
 from cdc.errors import ConfigError, SourceError, StoreError, WaitTimeout
@@ -35,6 +37,9 @@ from sinks.heldlog import HeldLog
 from sinks.holding import bound
 from sinks.retry import ATTEMPTS_MAX, backoff_s
 from sinks.sparksession import use_session
+from snapshots.session import Unreachable, open_session
+
+_Answer = TypeVar("_Answer")
 
 CATCH_UP_TIMEOUT_S: Final = 600.0
 BEGINS_WITHIN_S: Final = 5.0
@@ -51,16 +56,21 @@ def audit(
     *,
     progress: Report = lambda _: None,
     timeout_s: float = CATCH_UP_TIMEOUT_S,
+    repair: bool = False,
 ) -> list[StoreAudit]:
-    """Audits one store, or all of them. ``table``: shell patterns of ``schema.name``, default every table of the store.
+    """Audits one store, or all of them. ``table``: shell patterns of ``schema.name``, default every table of the store. ``repair``: rows that differ are
+    sent again (``cdc.audit.repair``), and looked at once more when the store has applied them.
 
     ``progress`` is called from this thread, often. Raises ConfigError (no such store or table, nothing captured yet), SourceError,
-    StoreError, and WaitTimeout when a store does not get as far as the source within ``timeout_s``.
+    StoreError, and WaitTimeout when a store does not get as far as the source within ``timeout_s``; to repair, ConfigError or Stopped where capture
+    does not run.
     """
     if store is not None and store not in settings.stores:
         close = difflib.get_close_matches(store, settings.stores, 1)
         known = ", ".join(settings.stores) or "none"
         raise ConfigError(f"there is no store {store!r}", hint=f"did you mean {close[0]}?" if close else f"stores: {known}")
+    if repair:
+        refuse_without_capture(settings)
     audits = []
     with ExitStack() as stack:
         reader = stack.enter_context(closing(open_reader(settings.log.dir)))
@@ -70,31 +80,65 @@ def audit(
         database = SourceSide(connection, settings.source.publication, protection_of(settings, reader))
         for name in settings.stores if store is None else (store,):
             held = HeldLog(reader, name, settings.stores[name])
-            tables = partial(targets, settings, held, database, name, table)
-            audits.append(_audited(settings, held, name, database, tables, progress, timeout_s))
+            work = _StoreWork(settings, held, name, database, progress, timeout_s)
+            with _spark(settings) if traits_of(settings.stores[name]).needs_spark else nullcontext():
+                found = work.compare(table)
+                audits.append(found.result(work.repair(found) if repair else {}))
     return audits
 
 
-def _audited(
-    settings: Settings,
-    reader: HeldLog,
-    name: str,
-    database: SourceSide,
-    tables: Callable[[], Sequence[Target]],
-    progress: Report,
-    timeout_s: float,
-) -> StoreAudit:
-    """Begins again with the store opened once more, while it says "later", as an index does whose shard is not there yet."""
-    chance, failed = random.Random(), 0
-    while True:
-        with _opened(settings, name, reader) as sink:
-            try:
-                return audit_store(database, sink, tables, _caught_up(settings, reader, sink, timeout_s), progress)
-            except StoreError as error:
-                failed += 1
-                if not error.retryable or failed == ATTEMPTS_MAX:
-                    raise
-        time.sleep(backoff_s(failed - 1, chance))
+@dataclass(frozen=True, slots=True)
+class _StoreWork:
+    """One store's audit, from the outside."""
+
+    settings: Settings
+    log: HeldLog
+    name: str
+    database: SourceSide
+    progress: Report
+    timeout_s: float
+
+    def compare(self, table: str | None) -> ComparedStore:
+        tables = partial(targets, self.settings, self.log, self.database, self.name, table)
+        return self._with_sink(lambda sink, caught_up: compare_store(self.database, sink, tables, caught_up, self.progress))
+
+    def repair(self, found: ComparedStore) -> Mapping[str, Repair]:
+        """By the names of the tables of which something differs, or is set aside."""
+        wanted = [one for one in found.tables if one.settling.differ or one.letters]
+        if not wanted:
+            return {}
+        try:
+            with closing(open_session(self.settings.source.dsn.get_secret_value())) as connection:
+                repairer = Repairer(self.settings, connection, self.timeout_s)
+                sent = [repairer.send(one, partial(self._tell, one)) for one in wanted]
+        except Unreachable as error:
+            raise SourceError(str(error), hint="cdc doctor") from None
+        again = self._with_sink(lambda sink, caught_up: self._look_again(sink, caught_up, sent))
+        return {
+            one.table.target.table.qualified: one.repair(seen.settling, seen.letters.total())
+            for one, seen in zip(sent, again, strict=True)
+        }
+
+    def _look_again(self, sink: Sink, caught_up: CaughtUp, sent: Sequence[Sent]) -> list[TableInWork]:
+        again = [one.table.again(one.differing) for one in sent]
+        settle(self.database, sink, again, caught_up, secrets.randbits(63), self.progress)
+        return again
+
+    def _tell(self, one: TableInWork) -> None:
+        self.progress(Progress(self.name, one.target.table.qualified, "repairing", one.scanned.source_rows, one.scanned.store_rows))
+
+    def _with_sink(self, use: Callable[[Sink, CaughtUp], _Answer]) -> _Answer:
+        """Begins again with the store opened once more, while it says "later", as an index does whose shard is not there yet."""
+        chance, failed = random.Random(), 0
+        while True:
+            with _opened(self.settings, self.name, self.log) as sink:
+                try:
+                    return use(sink, _caught_up(self.settings, self.log, sink, self.timeout_s))
+                except StoreError as error:
+                    failed += 1
+                    if not error.retryable or failed == ATTEMPTS_MAX:
+                        raise
+            time.sleep(backoff_s(failed - 1, chance))
 
 
 def _refuse_unbegun(settings: Settings, reader: LogReader) -> None:
@@ -150,12 +194,7 @@ def targets(settings: Settings, reader: HeldLog, database: SourceSide, store: st
 
 @contextmanager
 def _opened(settings: Settings, name: str, reader: HeldLog) -> Iterator[Sink]:
-    options = settings.stores[name]
-    with ExitStack() as stack:
-        if traits_of(options).needs_spark:
-            stack.enter_context(_spark(settings))
-        sink = make_sink(name, options)
-        stack.callback(sink.close)
+    with closing(make_sink(name, settings.stores[name])) as sink:
         reader.opened(sink)
         yield sink
 
@@ -194,6 +233,35 @@ def _caught_up(settings: Settings, reader: HeldLog, sink: Sink, timeout_s: float
     return caught_up
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedStore:
+    """The findings of one audit. ``applied``: when its scan began; ``unread``: why tables could not be compared, by name."""
+
+    name: str
+    lsn: Lsn
+    applied: Cut
+    seconds: float
+    wanted: Sequence[Target]
+    tables: Sequence[TableInWork]
+    unread: Mapping[str, str]
+
+    def result(self, repairs: Mapping[str, Repair]) -> StoreAudit:
+        """``repairs``: of tables that something was done about, by name."""
+        found = {name: TableAudit(name, False, why) for name, why in self.unread.items()}
+        found |= {
+            name: replace(one.result(), repair=repairs.get(name)) for one in self.tables for name in (one.target.table.qualified,)
+        }
+        results = tuple(found[target.table.qualified] for target in self.wanted)
+        return StoreAudit(
+            store=self.name,
+            equal=all(result.equal for result in results),
+            lsn=format_lsn(self.lsn),
+            position=int(self.applied.position),
+            seconds=self.seconds,
+            tables=results,
+        )
+
+
 def audit_store(
     database: SourceSide,
     sink: Sink,
@@ -205,10 +273,17 @@ def audit_store(
 
     ``tables`` is asked once the store has caught up: only then is the log sure to know every table.
     """
+    return compare_store(database, sink, tables, caught_up, progress).result({})
+
+
+def compare_store(
+    database: SourceSide, sink: Sink, tables: Callable[[], Sequence[Target]], caught_up: CaughtUp, progress: Report
+) -> ComparedStore:
+    """``audit_store``, with all that it has found."""
     started = time.monotonic()
     seed = secrets.randbits(63)
     open_tables: list[TableInWork] = []
-    finished: dict[str, TableAudit] = {}
+    unread: dict[str, str] = {}
     with snapshot(database.connection) as lsn:
         progress(Progress(sink.name, "", "waiting"))
         applied = caught_up(lsn)
@@ -220,15 +295,6 @@ def audit_store(
                 with database.connection.transaction():
                     open_tables.append(compare(database, sink, target, lsn, applied, seed, progress))
             except SourceError as error:
-                finished[target.table.qualified] = TableAudit(target.table.qualified, False, error.line())
+                unread[target.table.qualified] = error.line()
     settle(database, sink, open_tables, caught_up, seed, progress)
-    finished |= {audited.target.table.qualified: audited.result() for audited in open_tables}
-    results = tuple(finished[target.table.qualified] for target in wanted)
-    return StoreAudit(
-        store=sink.name,
-        equal=all(result.equal for result in results),
-        lsn=format_lsn(lsn),
-        position=int(applied.position),
-        seconds=time.monotonic() - started,
-        tables=results,
-    )
+    return ComparedStore(sink.name, lsn, applied, time.monotonic() - started, wanted, open_tables, unread)

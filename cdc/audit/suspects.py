@@ -96,6 +96,18 @@ class Differing:
     def kind(self, index: int) -> str:
         return "missing" if self.surplus[index] > 0 else "extra" if self.surplus[index] < 0 else "different"
 
+    def only(self, at: Sequence[int] | I64) -> Differing:
+        """Those at these places."""
+        places = np.asarray(at, np.int64)
+        return Differing(self.keys.take(pa.array(places)), self.surplus[places])
+
+    @classmethod
+    def joined(cls, found: Sequence[Differing], schema: pa.Schema) -> Differing:
+        """Several as one. ``schema``: of the keys."""
+        keys = pa.Table.from_batches([one.keys for one in found], schema=schema).combine_chunks().to_batches()
+        surplus = [one.surplus for one in found] or [np.zeros(0, np.int64)]
+        return cls(keys[0] if keys else pa.RecordBatch.from_pylist([], schema=schema), np.concatenate(surplus))
+
 
 @dataclass(slots=True)
 class Settling:
@@ -115,6 +127,11 @@ class Settling:
     @property
     def open(self) -> int:
         return int(self.keys.num_rows)
+
+    @property
+    def differ(self) -> int:
+        """How many are known to differ."""
+        return self.missing + self.extra + self.different
 
     def round(self, before: KeyLook, store: KeyLook, after: KeyLook) -> Differing:
         """Takes one round's looks (aligned with ``keys``). Returns the keys that are now known to differ; they and those that

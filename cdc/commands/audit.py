@@ -15,7 +15,7 @@ from cdc.terminal import counted, visible
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cdc.audit.findings import Progress, StoreAudit, TableAudit
+    from cdc.audit.findings import Progress, Repair, StoreAudit, TableAudit
 
 
 def audit(
@@ -25,22 +25,30 @@ def audit(
     timeout: Annotated[
         float, typer.Option(help="Seconds for a store to get as far as the database.", min=0.0, callback=finite)
     ] = 600.0,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Send the rows that differ again, through the log; look at them once more.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare every row of a store with the database at one position; list the keys that differ; exit 1 if any does."""
+    """Compare every row of a store with the database at one position; list the keys that differ; exit 1 if any does.
+
+    Nothing is changed without --repair. With it, capture reads the rows that differ from the database once more, every store that has the
+    table gets them from the log, and the exit code says whether all of it is equal then. cdc run has to be running.
+    """
     from cdc.audit.stores import audit as audit_all
 
     settings = invocation(context).settings()
     out = console()
     with _shown(out, quiet=as_json) as progress:
-        audits = audit_all(settings, name, table, progress=progress, timeout_s=timeout)
-    equal = all(audited.equal for audited in audits)
+        audits = audit_all(settings, name, table, progress=progress, timeout_s=timeout, repair=repair)
+    whole = all(audited.whole for audited in audits)
     if as_json:
-        print_json({"equal": equal, "stores": [audited.to_json() for audited in audits]})
+        equal = all(audited.equal for audited in audits)
+        print_json({"equal": equal, "whole": whole, "stores": [audited.to_json() for audited in audits]})
     else:
         for one in lines(audits):
             out.print(line(one))
-    raise typer.Exit(0 if equal else 1)
+    raise typer.Exit(0 if whole else 1)
 
 
 def lines(audits: list[StoreAudit]) -> Iterator[str]:
@@ -52,10 +60,29 @@ def lines(audits: list[StoreAudit]) -> Iterator[str]:
                 key = ", ".join(f"{column}={'NULL' if value is None else value}" for column, value in difference.key.items())
                 columns = f" in {', '.join(difference.columns)}" if difference.columns else ""
                 yield f"  {difference.kind} ({key}){columns}"
+            if table.repair is not None:
+                yield from _repaired(audited.store, table, table.repair)
+        verdict = "equal" if audited.equal else "repaired" if audited.whole else "DIFFERENT"
         yield (
-            f"{audited.store}: {'equal' if audited.equal else 'DIFFERENT'} at {audited.lsn}, position {audited.position}, "
+            f"{audited.store}: {verdict} at {audited.lsn}, position {audited.position}, "
             f"{counted(len(audited.tables), 'table')} in {audited.seconds:.1f} s"
         )
+
+
+def _repaired(store: str, table: TableAudit, repair: Repair) -> Iterator[str]:
+    """What was done about the rows that differ."""
+    if repair.rows:
+        kinds = f"{repair.missing} missing, {repair.extra} extra, {repair.different} different"
+        left = "all of them are equal now"
+        if repair.left:
+            left = f"{repair.left} of them differ still → cdc status, and see who else writes to the store"
+        elif repair.aside:
+            left = f"{repair.aside} of them set aside → cdc dlq ls {store}; all others are equal now"
+        yield f"  sent again: {counted(repair.rows, 'row')} ({kinds}); {left}"
+    if repair.problem is not None:
+        yield f"  not sent again: {repair.problem}"
+    if letters := table.tally.aside + table.tally.edited + table.tally.accepted:
+        yield f"  not sent again: {counted(letters, 'dead letter')} → cdc dlq ls {store}"
 
 
 def _verdict(table: TableAudit) -> str:

@@ -70,5 +70,5 @@ def _keeps_its_place(run_dir: Path, store: str, after: Position, text: str) -> C
         )
     return ConfigError(
         f"{said}: what has changed since then is in it, and an older change never takes the place of a newer one",
-        hint=f"cdc audit {store} names the rows that differ; cdc snapshot TABLE --where SQL, --keys FILE or --replace writes rows again",
+        hint=f"cdc audit {store} --repair sends the rows that differ again; cdc snapshot TABLE --where SQL, --keys FILE or --replace those that you name",
     )

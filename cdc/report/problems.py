@@ -99,7 +99,7 @@ def _of_follower(
 def _of_drift(store: str, one: AuditedTableReport) -> str:
     rows = f"{'at least ' if one.at_least else ''}{counted(one.differing, 'row')}"
     kinds = f"{one.missing} missing, {one.extra} extra, {one.different} different"
-    helps = f"cdc audit {store} --table {one.table} lists them; then cdc snapshot {one.table} --keys FILE"
+    helps = f"cdc audit {store} --table {one.table} lists them, and sends them again with --repair"
     return f"store {store} differs from the log in {rows} of {one.table} ({kinds}) → {helps}"
 
 

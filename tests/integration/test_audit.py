@@ -17,9 +17,10 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+from pydantic import SecretStr
 
 from cdc.audit.comparison import SourceSide, Target
-from cdc.audit.findings import Progress, StoreAudit, TableAudit
+from cdc.audit.findings import Progress, Repair, StoreAudit, TableAudit
 from cdc.audit.settlement import LISTED_KEYS
 from cdc.audit.stores import NUDGE_AFTER_S, audit, audit_store
 from cdc.errors import ConfigError, Stopped, StopState, StoreError, WaitTimeout
@@ -28,6 +29,7 @@ from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from cdc.privacy.policies import MASKED, Keys, Protection
+from cdc.settings.models import Privacy
 from cdc.source.catalog import load_published
 from cdc.source.connection import connect
 from cdc.source.watch import CatalogWatch
@@ -36,7 +38,8 @@ from sinks import make_sink
 from sinks.contract import Sink
 from sinks.memory import MemorySink
 from sinks.retry import ATTEMPTS_MAX
-from snapshots.requests import Request, Requests
+from sinks.sparksession import use_session
+from snapshots.requests import Requests
 from tests.conftest import Database
 from tests.contract.labs import LABS, Lab
 from tests.integration.pipeline import service, settings_of
@@ -426,26 +429,31 @@ def test_traffic_raises_no_alarm_and_hides_no_drift(postgres: Database, valkey: 
 class CacheKeys:
     """What stands under a table's keys in a Redis, for somebody who goes past us. ``hashes``: each value is one."""
 
-    def __init__(self, valkey: Any, *, hashes: bool) -> None:
-        self.options: dict[str, Any] = {"kind": "redis", "url": valkey.url, "key": "t:{id}", "value": "hash" if hashes else "json"}
-        self._client, self._hashes = valkey.client(), hashes
+    def __init__(self, valkey: Any, *, hashes: bool, prefix: str = "t") -> None:
+        self.options: dict[str, Any] = {
+            "kind": "redis",
+            "url": valkey.url,
+            "key": f"{prefix}:{{id}}",
+            "value": "hash" if hashes else "json",
+        }
+        self._client, self._hashes, self._prefix = valkey.client(), hashes, prefix
 
     def read(self, key: int) -> dict[str, Any]:
         if self._hashes:
-            return {name.decode(): text.decode() for name, text in self._client.hgetall(f"t:{key}").items()}
-        found: dict[str, Any] = json.loads(self._client.get(f"t:{key}"), parse_float=lambda text: f"\0{text}\0")
+            return {name.decode(): text.decode() for name, text in self._client.hgetall(f"{self._prefix}:{key}").items()}
+        found: dict[str, Any] = json.loads(self._client.get(f"{self._prefix}:{key}"), parse_float=lambda text: f"\0{text}\0")
         return found
 
     def write(self, key: int, value: dict[str, Any]) -> None:
         self.remove(key)
         if self._hashes:
-            self._client.hset(f"t:{key}", mapping={name: str(text) for name, text in value.items()})
+            self._client.hset(f"{self._prefix}:{key}", mapping={name: str(text) for name, text in value.items()})
         else:
             text = json.dumps(value, ensure_ascii=False)
-            self._client.set(f"t:{key}", re.sub(r'"\\u0000(.*?)\\u0000"', r"\1", text))  # numbers as they were
+            self._client.set(f"{self._prefix}:{key}", re.sub(r'"\\u0000(.*?)\\u0000"', r"\1", text))  # numbers as they were
 
     def remove(self, key: int) -> None:
-        self._client.delete(f"t:{key}")
+        self._client.delete(f"{self._prefix}:{key}")
 
 
 class Index:
@@ -479,10 +487,10 @@ class Index:
         pytest.param("opensearch", marks=[pytest.mark.opensearch, pytest.mark.xdist_group("opensearch")]),
     ],
 )
-def test_whatever_somebody_does_to_rows_is_found_and_mended(
+def test_whatever_somebody_does_to_rows_is_found_and_repaired(
     source: psycopg.Connection, postgres: Database, tmp_path: Path, where: str, request: pytest.FixtureRequest
 ) -> None:
-    """A value is changed, a row taken away or added, an older one put back, a value of another type put in its place; then the keys are read again."""
+    """A value is changed, a row taken away or added, an older one put back, a value of another type put in its place; then their rows are sent again."""
     fixture = request.getfixturevalue("opensearch" if where == "opensearch" else "valkey")
     store: CacheKeys | Index = Index(fixture) if where == "opensearch" else CacheKeys(fixture, hashes=where == "redis-hash")
     settings = settings_of(postgres, tmp_path, {"copy": store.options})
@@ -503,15 +511,91 @@ def test_whatever_somebody_does_to_rows_is_found_and_mended(
         [result] = audit(settings, timeout_s=CATCH_UP_S)
         keys = {("different", "12", ("a",)), ("different", "30", ("a",)), ("different", "40", (column,))}
         assert found(result.tables[0]) == {*keys, ("missing", "20", ()), ("extra", f"{ROWS + 1}", ())}
-        requests = Requests(settings.log.dir)
-        name = requests.queue(Request("public.t", keys=tuple((key,) for key in ("12", "20", "30", "40", str(ROWS + 1)))))
-        deadline = time.monotonic() + CATCH_UP_S
-        while (outcome := requests.outcome(name)).state not in ("done", "failed"):
-            assert time.monotonic() < deadline, outcome
-            time.sleep(0.02)
-        assert outcome.state == "done", outcome
+        [result] = audit(settings, timeout_s=CATCH_UP_S, repair=True)
+        assert result.tables[0].repair == Repair(missing=1, extra=1, different=3), result.to_json()
+        assert (result.equal, result.whole) == (False, True)
+        assert Requests(settings.log.dir).pending() == {}
+        [result] = audit(settings, timeout_s=CATCH_UP_S, repair=True)
+        assert result.equal, result.to_json()
+        assert result.tables[0].repair is None
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_whatever_somebody_does_to_rows_of_a_warehouse_is_found_and_repaired(
+    source: psycopg.Connection, postgres: Database, tmp_path: Path, spark: Any
+) -> None:
+    use_session(lambda: spark)
+    settings = settings_of(postgres, tmp_path, {"lake": {"kind": "iceberg", "path": tmp_path / "lake", "commit_interval_ms": 0}})
+    for key, value in {
+        "": "org.apache.iceberg.spark.SparkCatalog",
+        ".type": "hadoop",
+        ".warehouse": tmp_path / "lake",
+        ".cache-enabled": "false",
+    }.items():
+        spark.conf.set(f"spark.sql.catalog.{postgres.name}{key}", str(value))
+    rows = f"{postgres.name}.public.t"
+    with service(settings):
         [result] = audit(settings, timeout_s=CATCH_UP_S)
         assert result.equal, result.to_json()
+        source.execute("update public.t set a = 'newer' where id = 30")
+        [result] = audit(settings, timeout_s=CATCH_UP_S)
+        assert result.equal, result.to_json()
+        for statement in (
+            f"delete from {rows} where id = 20",
+            f"insert into {rows} (id, a) values ({ROWS + 1}, 'by hand')",
+            f"update {rows} set a = 'other' where id = 12",
+            f"update {rows} set a = 'x', _cdc_position = 1 where id = 30",
+        ):
+            spark.sql(statement)
+        [result] = audit(settings, timeout_s=CATCH_UP_S, repair=True)
+        keys = {("different", "12", ("a",)), ("different", "30", ("a",)), ("missing", "20", ()), ("extra", f"{ROWS + 1}", ())}
+        assert found(result.tables[0]) == keys
+        assert result.tables[0].repair == Repair(missing=1, extra=1, different=2), result.to_json()
+        assert result.whole
+        [result] = audit(settings, timeout_s=CATCH_UP_S)
+        assert result.equal, result.to_json()
+
+
+def test_what_cannot_be_sent_again_is_named(source: psycopg.Connection, postgres: Database, valkey: Any, tmp_path: Path) -> None:
+    """A table without a key, one whose key is protected, one whose key stores write in their own way, and a key that can be no row's."""
+    source.execute("create table public.bare (v text); alter table public.bare replica identity full")
+    source.execute("create table public.secret (mail text primary key)")
+    source.execute("create table public.span (id interval primary key)")
+    source.execute("alter publication cdc add table public.bare, public.secret, public.span")
+    source.execute(
+        "insert into public.bare values ('b'); insert into public.secret values ('m'); insert into public.span values ('1 day')"
+    )
+    cache = {"kind": "redis", "url": valkey.url}
+    settings = settings_of(
+        postgres, tmp_path, {"cache": cache, "hashes": {**cache, "value": "hash", "key": "h:{schema}.{table}:{key}"}}
+    )
+    guarded = settings.source.model_copy(update={"columns": {"public.secret": {"mail": "hmac"}}})
+    settings = settings.model_copy(update={"source": guarded, "privacy": Privacy(key=SecretStr("k" * 32))})
+    with service(settings), valkey.client() as client:
+        assert all(result.equal for result in audit(settings, timeout_s=CATCH_UP_S))
+        for pattern in ("*bare:*", "*secret:*", "*span:*"):
+            for name in client.keys(pattern):
+                client.delete(name)
+        client.delete("public.t:7", "h:public.t:7")
+        client.set("public.t:seven", client.get("public.t:8").replace(b'"id":8', b'"id":"seven"'))
+        results = audit(settings, timeout_s=CATCH_UP_S, repair=True)
+        for result in results:
+            assert not result.whole
+            problems = {one.table: one.repair and one.repair.problem for one in result.tables}
+            for name, why in (("bare", "no key tells"), ("secret", "in another form"), ("span", "in their own way")):
+                said = problems[f"public.{name}"] or ""
+                assert why in said
+                assert said.endswith(f"cdc snapshot public.{name} --replace reads the whole table again")
+        [strange, clean] = [next(one.repair for one in result.tables if one.table == "public.t") for result in results]
+        assert strange == Repair(missing=1, problem="1 key can be no row's in the database → delete them in the store")
+        assert clean is None, "what the first repair sent again reached every store"
+        client.delete("public.t:seven")
+        [result] = audit(settings, "cache", "public.t", timeout_s=CATCH_UP_S, repair=True)
+        assert result.equal
+    with pytest.raises(ConfigError, match="capture does not run") as refused:
+        audit(settings, timeout_s=CATCH_UP_S, repair=True)
+    assert refused.value.hint == "cdc run"
 
 
 def test_stores_with_a_choice_of_columns_are_compared_through_it(

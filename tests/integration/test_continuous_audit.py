@@ -168,8 +168,8 @@ def test_every_kind_of_drift_is_found_and_named_and_goes_with_its_repair(
         report = reported(settings)
         (problem,) = (line for line in report.problems if "differs" in line)
         assert problem == (
-            "store copy differs from the log in 3 rows of public.t (1 missing, 1 extra, 1 different) → cdc audit copy --table public.t lists them; "
-            "then cdc snapshot public.t --keys FILE"
+            "store copy differs from the log in 3 rows of public.t (1 missing, 1 extra, 1 different) → cdc audit copy --table public.t lists them, "
+            "and sends them again with --repair"
         )
         assert any(line.startswith("audit copy: 1 of 1 table with drift, round ") for line in lines(report))
         for kind in ("missing", "extra", "different"):

@@ -212,7 +212,7 @@ def test_what_the_continuous_audit_has_found_is_a_problem(tmp_path: Path) -> Non
     found = taken(tmp_path)
     assert found.problems == (
         "store cache differs from the log in at least 6 rows of public.t (1 missing, 2 extra, 3 different) → "
-        "cdc audit cache --table public.t lists them; then cdc snapshot public.t --keys FILE",
+        "cdc audit cache --table public.t lists them, and sends them again with --repair",
     )
     audit = found.followers[0].audit
     assert audit is not None
