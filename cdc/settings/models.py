@@ -8,25 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import unquote
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from cdc.model.display import As, AsRules
 from cdc.model.selection import Qualified, matches, named
-
-
-class Strict(BaseModel):
-    """Base of every settings model: frozen, no unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _names_a_path(cls, value: Any, info: ValidationInfo) -> Any:
-        """Without a name it would be the folder of ``cdc.toml`` itself."""
-        field = cls.model_fields[info.field_name or ""]
-        if value == "" and field.annotation in (Path, Path | None):
-            raise ValueError("is empty; name a path" + ("" if field.is_required() else ", or leave the key out"))
-        return value
+from cdc.settings.strict import Strict
 
 
 def _select_something(patterns: tuple[str, ...]) -> tuple[str, ...]:

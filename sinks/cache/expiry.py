@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, PositionGone
 from cdc.log.contract import LogReader, Topic, present_history
 from cdc.model.batch import ALONE, OP, TS, Op, topic_schema
 from cdc.model.position import START, Position
@@ -23,11 +23,25 @@ _NEVER: Final = -1
 _STAYS: Final = np.iinfo(np.int64).max
 
 
-def expired(log: LogReader, topic: Topic, known: CacheStanding, names: pa.Array, ttl_ms: int) -> npt.NDArray[np.bool_]:
+def expired(log: LogReader, topic: str, known: CacheStanding, names: pa.Array, ttl_ms: int) -> npt.NDArray[np.bool_]:
     """``names``: of keys of this topic that are not there (utf8). A key has expired when the last change of its row was committed more
-    than ``ttl_ms`` ago. One whose changes the log has let go has, where even the first change that is left would have.
+    than ``ttl_ms`` ago. One whose changes the log has let go has, where even the first change that is left would have."""
+    found = _topic(log, topic)
+    while found is not None:
+        try:
+            return _expired(log, found, known, names, ttl_ms)
+        except PositionGone:  # compacted since the topic was asked for
+            before, found = found, _topic(log, topic)
+            if found is not None and found.kept_from <= before.kept_from:
+                raise
+    return np.zeros(len(names), np.bool_)
 
-    Raises PositionGone where the log has let changes go since ``topic`` was asked for."""
+
+def _topic(log: LogReader, name: str) -> Topic | None:
+    return next((one for one in log.topics() if one.name == name), None)
+
+
+def _expired(log: LogReader, topic: Topic, known: CacheStanding, names: pa.Array, ttl_ms: int) -> npt.NDArray[np.bool_]:
     last, now_ms = np.full(len(names), _NEVER, np.int64), time.time_ns() // 1_000_000 + CLOCKS_APART_MS
     after, first = Position(max(START, topic.kept_from - 1)), _STAYS
     for batch in log.read(topic.name, after, log.head().position, present_history(log)):

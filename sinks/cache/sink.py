@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
-from cdc.errors import ConfigError, PositionGone, StoreError
+from cdc.errors import ConfigError, StoreError
 from cdc.log.contract import LogReader, Topic, selected
 from cdc.model.batch import ALONE, OP, POSITION, topic_schema
 from cdc.model.lineage import Lineage, Mark, believed, of_another_log
@@ -473,17 +473,10 @@ class CacheSink:
 
     def expired(self, keys: pa.RecordBatch, schema: TopicSchema) -> npt.NDArray[np.bool_]:
         """See ``sinks.contract.Expiring``."""
-        ttl_ms, log = self._known.projection.of(schema).ttl_ms, self._log
-        if ttl_ms and log is not None and plain_key(schema):
-            names, topic = self.named(keys, schema), _topic(log, schema.topic)
-            while topic is not None:
-                try:
-                    return expiry.expired(log, topic, self._known, names, ttl_ms)
-                except PositionGone:  # compacted since the topic was asked for
-                    before, topic = topic, _topic(log, schema.topic)
-                    if topic is not None and topic.kept_from <= before.kept_from:
-                        raise
-        return np.zeros(keys.num_rows, np.bool_)
+        ttl_ms = self._known.projection.of(schema).ttl_ms
+        if not ttl_ms or self._log is None or not plain_key(schema):
+            return np.zeros(keys.num_rows, np.bool_)
+        return expiry.expired(self._log, schema.topic, self._known, self.named(keys, schema), ttl_ms)
 
     def _refuse_lost(self, log: bytes | None) -> None:
         """``log``: the ledger's, at the moment at which rows were read."""
@@ -493,10 +486,6 @@ class CacheSink:
     def close(self) -> None:
         self._parts.close()
         self._server.close()
-
-
-def _topic(log: LogReader, name: str) -> Topic | None:
-    return next((one for one in log.topics() if one.name == name), None)
 
 
 def traits(options: Options) -> Traits:  # noqa: ARG001

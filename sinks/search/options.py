@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from cdc.errors import ConfigError
-from cdc.settings.models import StoreOptions, StoreTables, Strict, TableOptions
+from cdc.settings.models import StoreOptions, StoreTables, TableOptions
+from cdc.settings.strict import Strict
 from sinks.search import settings, wishes
 from sinks.search.wire import Address
 

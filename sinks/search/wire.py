@@ -22,8 +22,8 @@ from opensearchpy.exceptions import (
 from pydantic import Field, SecretStr
 
 from cdc.errors import ConfigError, StoreError
-from cdc.settings.models import Strict
 from cdc.settings.secretfile import SecretFile
+from cdc.settings.strict import Strict
 from sinks.render.jsontext import parse
 from sinks.retry import down, search_error
 from sinks.search.reasons import reason_of

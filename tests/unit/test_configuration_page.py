@@ -8,7 +8,8 @@ from typing import Final
 
 import pytest
 
-from cdc.settings.models import Http, Source, Strict
+from cdc.settings.models import Http, Source
+from cdc.settings.strict import Strict
 from sinks import FOR_TESTS, KINDS, options_model
 from tests.documents import configuration
 from tests.documents.writing import written

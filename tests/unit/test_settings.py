@@ -15,8 +15,9 @@ import sinks
 from cdc.errors import ConfigError
 from cdc.model.display import shown_as
 from cdc.settings.file import SettingsError, load
-from cdc.settings.models import Source, StoreOptions, Strict
+from cdc.settings.models import Source, StoreOptions
 from cdc.settings.secretfile import MAX_FILE_BYTES
+from cdc.settings.strict import Strict
 from sinks.warehouse.options import Options as Warehouse
 
 CANARY = "s3cr3t-canary"
