@@ -33,9 +33,9 @@ def bootstrap(
     options = store_options(settings, name)
     from cdc.follow.rules import Rules
     from cdc.generations.bootstrap import Bootstrap
+    from cdc.lookup.former import held_log
     from cdc.state.approvals import approved
     from sinks import generations_of
-    from sinks.heldlog import HeldLog
 
     out = console()
     own(settings.run_dir, "run_dir")
@@ -43,7 +43,7 @@ def bootstrap(
         rules = Rules(name, options, settings.contracts, approved(settings.run_dir, name))
         with _shown(out, name, quiet=as_json) as show:
             done = Bootstrap(
-                name, options, settings.log.dir, HeldLog(log, name, options), generations, rules, stop, show
+                name, options, settings.log.dir, held_log(log, name, options, settings.log.dir), generations, rules, stop, show
             ).carry_out()
     if as_json:
         print_json(facts(name, done))

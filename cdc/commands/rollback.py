@@ -25,11 +25,11 @@ def rollback(
     options = store_options(settings, name)
     from cdc.generations.alone import alone
     from cdc.generations.rollback import roll_back
+    from cdc.lookup.former import held_log
     from sinks import generations_of
-    from sinks.heldlog import HeldLog
 
     with closing(open_log(settings)) as log, closing(generations_of(name, options)) as generations, alone(settings.log.dir, name):
-        done = roll_back(name, generations, HeldLog(log, name, options), to)
+        done = roll_back(name, generations, held_log(log, name, options, settings.log.dir), to)
     if as_json:
         print_json(
             {

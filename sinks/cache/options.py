@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, cast
+from typing import Any, ClassVar, Final, Literal, Self, cast
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from cdc.errors import ConfigError
 from cdc.model.selection import matches
+from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions, StoreTables, TableOptions
-from sinks.cache.keytemplate import DEFAULT, refuse_malformed
-from sinks.cache.ledger import TableRule
+from sinks.cache.keytemplate import DEFAULT, columns_of, refuse_malformed
+from sinks.cache.ledger import INVALIDATE, Projection, TableRule
 
 _UNITS: Final[Mapping[str, int]] = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LONGEST_MS: Final = 100 * 366 * 86_400_000
@@ -24,7 +25,7 @@ class CacheTable(TableOptions):
 
     key: str | None = None
     """As of the store, for these tables."""
-    value: Literal["json", "hash"] | None = None
+    value: Literal["json", "hash", "invalidate"] | None = None
     """As of the store, for these tables."""
     ttl: int | str | None = None
     """A row's key expires so long after the commit of the row's last change: seconds, or a text such as `"90s"`, `"15m"`, `"12h"`, `"7d"`. Left out: never."""
@@ -39,6 +40,12 @@ class CacheTable(TableOptions):
         if ttl is not None and not 0 < _milliseconds(ttl) <= _LONGEST_MS:
             raise ValueError('is not a time; write seconds, or a text such as "90s", "15m", "12h" or "7d"')
         return ttl
+
+    @model_validator(mode="after")
+    def _what_is_not_there_does_not_expire(self) -> Self:
+        if self.value == INVALIDATE and self.ttl is not None:
+            raise ValueError('ttl: with value = "invalidate" nothing is written; the application says how long its values live')
+        return self
 
     @property
     def ttl_ms(self) -> int | None:
@@ -88,8 +95,9 @@ class Options(StoreOptions):
     key: str = DEFAULT
     """Makes the key's name from the row's columns. When the template changes, every key is written again under its new name. A second
     store on the same server that would write another's keys waits and says so."""
-    value: Literal["json", "hash"] = "json"
-    """One string of JSON per row, or a hash with one field per column."""
+    value: Literal["json", "hash", "invalidate"] = "json"
+    """One string of JSON per row, a hash with one field per column, or nothing: with `invalidate` each change deletes the row's key, for a cache that the
+    application fills."""
     timeout_s: float = Field(30.0, gt=0)
     """How long one answer of the server may take."""
     workers_from_rows: int = Field(0, ge=0)
@@ -101,6 +109,18 @@ class Options(StoreOptions):
     def keys_apart(self) -> bool:
         # A hash without a field does not exist.
         return self.value != "hash" and all(one.value != "hash" for one in self._of_tables.values())
+
+    def naming(self, schema: TopicSchema) -> tuple[str, ...]:
+        own = {one.name for one in schema.key}
+        said = (
+            one.key
+            for pattern, one in reversed(list(self._of_tables.items()))
+            if one.key is not None and matches((pattern,), schema)
+        )
+        return tuple(name for name in columns_of(next(said, self.key)) if name not in own) if own else ()
+
+    def keeps(self, schema: TopicSchema) -> bool:
+        return Projection(self.key, self.value, "", self.table_rules).of(schema).keeps
 
     @property
     def table_rules(self) -> tuple[TableRule, ...]:

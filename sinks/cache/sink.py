@@ -145,7 +145,7 @@ class CacheSink:
         self._refuse_shared(there)
         neighbours.register(self._server, self.name)
         refuse_shared = partial(self._refuse_shared, there)
-        rebuild = CacheRebuild(known, self._server, self._transactions, self._writing, refuse_shared)
+        rebuild = CacheRebuild(log, known, self._server, self._transactions, self._writing, refuse_shared)
         outcome = rebuild.carry_out(lineage, cut, topics)
         self._known = CacheStanding(self.name, self._projection)
         return outcome
@@ -285,6 +285,8 @@ class CacheSink:
             later.prefixes[topic] = later.check(self._known.shapes[topic].schema).prefix
         if held.key != wanted.key:
             return f'every key is written again under key = "{wanted.key}", and deleted under "{held.key}"'
+        if held.value != wanted.value and wanted.value == ledger.INVALIDATE:
+            return "every key is deleted, and what stands there is the application's from then on"
         if held.value != wanted.value:
             return f"every value is written again as {wanted.value}, until now {held.value}"
         if held.tables != wanted.tables:
@@ -301,7 +303,7 @@ class CacheSink:
             yield {
                 "command": form.command,
                 "key": key.decode(),
-                "value": value,
+                **({"value": value} if form.keeps else {}),
                 **expires,
                 **({"publish": channel} if channel else {}),
             }
