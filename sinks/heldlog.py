@@ -17,15 +17,16 @@ import pyarrow as pa
 
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, Slice, Topic, TopicState, selected
-from cdc.model.batch import first_position
+from cdc.model.batch import ALONE, OP, first_position
 from cdc.model.evolution import topic_change_of
 from cdc.model.lineage import Lineage
-from cdc.model.position import Cut, Lsn, Position
+from cdc.model.position import START, Cut, Lsn, Position
 from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
 from sinks.holding import Holding, bound, check, decoded, failures_as_rows
 from sinks.holdingchange import settled
+from sinks.places import FormerRows, by_reading, moves
 
 if TYPE_CHECKING:
     from sinks.contract import Sink
@@ -38,8 +39,10 @@ class HeldLog:
     the store has says whether its rows are of another holding.
     """
 
-    def __init__(self, log: LogReader, store: str, options: StoreOptions) -> None:
+    def __init__(self, log: LogReader, store: str, options: StoreOptions, former_rows: FormerRows | None = None) -> None:
+        """``former_rows``: looks rows up for ``sinks.places`` (default: by reading the topic)."""
         self._log = log
+        self._former_rows = former_rows or by_reading(log)
         self._store = store
         self._options = options
         self._holdings: dict[str, Holding] = {}
@@ -71,6 +74,7 @@ class HeldLog:
         column that does not exist."""
         for topic in selected(self._log, self._options.tables):
             shape, holding = sink.shape(topic.name), self._holding(topic)
+            self._refuse_compacted(topic, holding)
             self._known_to[topic.name] = topic.last
             if shape is None:
                 check(self._store, self._options, topic.schema)
@@ -84,6 +88,7 @@ class HeldLog:
         """Raises ConfigError where the configuration says something of a column that does not exist, whatever the store has. For who opens no store."""
         for topic in selected(self._log, self._options.tables):
             check(self._store, self._options, topic.schema)
+            self._refuse_compacted(topic, bound(self._store, self._options, topic.schema))
 
     def holding(self, topic: str) -> Holding:
         """The store's share of a topic."""
@@ -92,6 +97,16 @@ class HeldLog:
             known = next((one for one in self._log.topics() if one.name == topic), None)
             return Holding() if known is None else self._holding(known)
         return found
+
+    def _refuse_compacted(self, topic: Topic, holding: Holding) -> None:
+        """Where changes are gone, nobody can say from where they took rows."""
+        if holding.places and topic.clean_from > START + 1:
+            names = ", ".join(one.name for one in holding.places)
+            raise ConfigError(
+                f"store {self._store} names places of rows of {topic.name} by {names}, which may change; but changes of it before position "
+                f"{topic.clean_from} that were superseded are gone from the log",
+                hint="name them by the key's columns alone",
+            )
 
     def held(self, schema: TopicSchema) -> TopicSchema:
         """A definition of one of the log's topics as the store has it; of another topic as the store would."""
@@ -106,6 +121,8 @@ class HeldLog:
             if self._settled:
                 check(self._store, self._options, topic.schema)
             found = self._holdings[topic.name] = bound(self._store, self._options, topic.schema)
+            if self._settled:
+                self._refuse_compacted(topic, found)
             self._known_to[topic.name] = topic.last
         return found
 
@@ -137,7 +154,8 @@ class HeldLog:
             raise ValueError("a store is given no old rows")
         if keys_only:
             raise ValueError("what a store holds of a change may depend on all of its columns")
-        return self._given(topic, self._log.read(topic, after, upto, history))
+        batches = self._log.read(topic, after, upto, history)
+        return self._moving(topic, batches) if self.holding(topic).places else self._given(topic, batches)
 
     def changes_at(self, topic: str, positions: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         return self._given(topic, self._log.changes_at(topic, positions))
@@ -146,6 +164,15 @@ class HeldLog:
         found = self._log.state(topic, upto)
         holding = self.holding(topic)
         return found if found is None or holding.everything else _HeldState(found, self._maker(holding))
+
+    def _moving(self, topic: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Changes with those that take rows out of the places that they leave."""
+        holding = self.holding(topic)
+        made = self._maker(holding)
+        for batch in batches:
+            self._refuse_unmet(topic, holding, batch)
+            alone = len(batch) and batch.column(OP)[0].as_py() in ALONE
+            yield made(batch) if alone else moves(batch, made, self._former_rows)
 
     def _given(self, topic: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         holding = self.holding(topic)
@@ -162,9 +189,12 @@ class HeldLog:
         """Raises ConfigError at a definition, later than those that the holding was bound to, of which its expressions say nothing."""
         made = self._maker(holding)
         for batch in batches:
-            if (change := topic_change_of(batch)) is not None and first_position(batch) > self._known_to[topic]:
-                holding.refuse_unmet(change.schema)
+            self._refuse_unmet(topic, holding, batch)
             yield made(batch)
+
+    def _refuse_unmet(self, topic: str, holding: Holding, batch: pa.RecordBatch) -> None:
+        if (change := topic_change_of(batch)) is not None and first_position(batch) > self._known_to[topic]:
+            holding.refuse_unmet(change.schema)
 
     # -- what is the same for everybody -------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ store has (``held``), and of each batch the rows that it is given (``batch``). N
 What is held does not change under a store that has rows: the holding stands in the schema (``TopicSchema.holding``), so that every store keeps it with
 its shape, and rows of two holdings are never taken for versions of each other (``sinks.reshape.origins``).
 
-The key's fields are in every held schema and keep their names. Where they are not among the columns they are not ``shown``.
+The key's fields are in every held schema and keep their names. Where they are not among the columns they are not ``shown``. What a store names the places of rows
+by (``StoreOptions.naming``) is part of its key, though not of the source's: ``sinks.places`` says what that does to changes.
 
 ``where`` is about rows, not about changes: a change after which it is not true of the row is a DELETE to the store, at the same position. So is one of which an
 expression has no value, such as a division by zero; the batch says why (``failures_of``), and whoever applies it makes it a dead letter.
@@ -34,24 +35,9 @@ from cdc.model.topic import TopicField, TopicSchema
 from cdc.settings.models import StoreOptions, TableOptions
 from sinks.formula import COMPUTED, WHERE, Evaluation, Formula, column_of, evaluated, formulas, text_of, typed_column
 from sinks.formula import bound as bound_formula
+from sinks.meant import Meant
 from sinks.render.fromtext import exact_column
 from sinks.render.rowtext import exact_values
-
-
-@dataclass(frozen=True, slots=True)
-class Meant:
-    """A column as the configuration names it, and the number of the field that this was; 0: not known."""
-
-    name: str
-    number: int = 0
-
-    def among(self, schema: TopicSchema, origin: str) -> TopicField | None:
-        """The field that is meant; ``origin``: of the rows that the numbers are of."""
-        if self.number and schema.origin == origin:
-            for one in schema.fields:
-                if one.origin == self.number:
-                    return one
-        return next((one for one in schema.fields if one.name == self.name), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +50,11 @@ class Holding:
     wishes: tuple[tuple[Meant, str], ...] = ()
     """Options of fields that only the store's kind has (``wishes_of``)."""
     shaping: tuple[tuple[str, str], ...] = ()
-    """The same of all rows (``StoreOptions.shaping``)."""
+    """The same of all rows (``StoreOptions.shaping_of``)."""
     where: Formula | None = None
     computed: tuple[tuple[str, Formula], ...] = ()
+    places: tuple[Meant, ...] = ()
+    """What names the places of rows beside the key (``StoreOptions.naming``): fields of the store's key, so that a row whose place changes has another key."""
     origin: str = ""
     keys_apart: bool = True
     """The key need not be among the columns (``StoreOptions.keys_apart``)."""
@@ -76,7 +64,7 @@ class Holding:
     @property
     def everything(self) -> bool:
         """The store holds the topic as it is."""
-        chosen = self.exclude or self.rename or self.wishes or self.shaping
+        chosen = self.exclude or self.rename or self.wishes or self.shaping or self.places
         return self.columns is None and not chosen and not self.evaluates
 
     @property
@@ -101,6 +89,8 @@ class Holding:
             raw["where"] = self.where.raw
         if self.computed:
             raw["computed"] = [[name, formula.raw] for name, formula in self.computed]
+        if self.places:
+            raw["places"] = sorted([one.name, one.number] for one in self.places)
         return json.dumps(raw, separators=(",", ":"), ensure_ascii=False)
 
     @property
@@ -109,7 +99,8 @@ class Holding:
         columns = None if self.columns is None else frozenset(one.name for one in self.columns)
         named = [frozenset((one.name, text) for one, text in texts) for texts in (self.rename, self.wishes)]
         expressions = frozenset((one.key, one.text) for one in formulas(self.where, self.computed))
-        return columns, frozenset(one.name for one in self.exclude), *named, frozenset(self.shaping), expressions
+        places = frozenset(one.name for one in self.places)
+        return columns, frozenset(one.name for one in self.exclude), *named, frozenset(self.shaping), expressions, places
 
     def held(self, schema: TopicSchema) -> TopicSchema:
         """The schema that the store has of a topic under this definition; always the same object.
@@ -181,6 +172,7 @@ def decoded(text: str) -> Holding:
         tuple((name, text) for name, text in raw.get("shaping", ())),
         None if where is None else Formula.from_raw(WHERE, where, origin),
         tuple((name, Formula.from_raw(f"{COMPUTED}{name}", one, origin)) for name, one in raw.get("computed", ())),
+        tuple(Meant(*one) for one in raw.get("places", ())),
         origin,
     )
 
@@ -240,9 +232,10 @@ def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
         tuple(map(meant, exclude)),
         tuple((meant(name), target) for name, target in rename.items()),
         tuple((meant(came_from.get(name, name)), wish) for name, wish in wishes.items()),
-        tuple(options.shaping.items()),
+        tuple(options.shaping_of(schema).items()),
         None if where is None else bound_formula(WHERE, where, schema),
         tuple((name, bound_formula(f"{COMPUTED}{name}", text, schema)) for name, text in sorted(computed.items())),
+        tuple(meant(name) for name in options.naming(schema) if name in numbers or name in computed),
         schema.origin,
         options.keys_apart,
         store,
@@ -349,16 +342,19 @@ def _with_computed(holding: Holding, schema: TopicSchema) -> TopicSchema:
 
 def _fields(holding: Holding, schema: TopicSchema) -> list[TopicField]:
     """``schema``: with what is computed."""
-    chosen, targets = _chosen(holding, schema), _targets(holding, schema)
+    chosen, targets, places = _chosen(holding, schema), _targets(holding, schema), _place_names(holding, schema)
     fields = []
     for one in schema.fields:
         shown = one.name in chosen
+        if one.name in places:
+            one = replace(one, key=True)
         if one.key and not shown and not (holding.keys_apart and not _whole_rows(schema)):
             raise _needs_its_key(holding, schema, one)
         target = targets.get(one.name) if shown else None
         if one.key and target is not None and target != one.name:
             raise ConfigError(
-                f"{_where(holding, schema)}: {one.name} is part of the key, which keeps its names; it cannot become {target}",
+                f"{_where(holding, schema)}: {one.name} is part of the key{' in the store' * (one.name in places)}, which keeps its names; "
+                f"it cannot become {target}",
                 hint="leave it out of rename",
             )
         if shown or one.key:
@@ -399,6 +395,12 @@ def _chosen(holding: Holding, schema: TopicSchema) -> set[str]:
 def _targets(holding: Holding, schema: TopicSchema) -> Mapping[str, str]:
     found = ((one.among(schema, holding.origin), target) for one, target in holding.rename)
     return {one.name: target for one, target in found if one is not None}
+
+
+def _place_names(holding: Holding, schema: TopicSchema) -> set[str]:
+    """By their names in ``schema``, which has what is computed. A definition by which nothing told rows apart has none: such rows never change."""
+    found = (one.among(schema, holding.origin) for one in holding.places)
+    return {one.name for one in found if one is not None} if schema.key else set()
 
 
 def _whole_rows(schema: TopicSchema) -> bool:

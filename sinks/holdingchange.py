@@ -42,6 +42,9 @@ def _differ(topic: TopicSchema, former: Holding, wanted: Holding) -> list[str]:
     said += [f"{key} is said, and was not" for key in are if key == WHERE and key not in were]
     said += [f"{key} was said, and is not" for key in were if key == WHERE and key not in are]
     said += [f"{key} is another expression" for key in are if key in were and are[key].meant != were[key].meant]
+    named_before, named_after = ({one.column_name for one in holding.held(topic).key} for holding in (former, wanted))
+    said += [f"places are named by {name}, and were not" for name in sorted(named_after - named_before)]
+    said += [f"places were named by {name}, and are not" for name in sorted(named_before - named_after)]
     return said
 
 

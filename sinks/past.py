@@ -244,7 +244,7 @@ class _History:
 
     def _living(self, upto: Position) -> Iterator[pa.RecordBatch]:
         """The rows that are live by what has been taken so far, which may be forgotten once this has been called."""
-        return self._chosen(upto).of(_rows_only(self._since_then(upto)))
+        return _without_deletes(self._chosen(upto).of(_rows_only(self._since_then(upto))))
 
     def _chosen(self, upto: Position) -> PositionSet:
         chosen = PositionSet(self._start, upto, self._memory_bytes)
@@ -281,6 +281,13 @@ def _behind(log: LogReader, topic: str, after: Position, upto: Position) -> Iter
 
 def _rows_only(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return (batch for batch in batches if batch.num_rows and not is_truncate(batch) and topic_change_of(batch) is None)
+
+
+def _without_deletes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """As a store sees the log, a row may stand behind the DELETE of the place that it has left, at the same position (``sinks.places``)."""
+    for batch in batches:
+        rows = pc.not_equal(batch.column(OP), int(Op.DELETE))
+        yield batch if pc.all(rows).as_py() else batch.filter(rows)
 
 
 def _refuse_gone(log: LogReader, after: Position) -> None:

@@ -26,13 +26,13 @@ from cdc.errors import LogReplaced, PositionGone, StoreError
 from cdc.follow.rules import Rules
 from cdc.log.contract import LogReader, Topic, selected
 from cdc.log.home import open_reader
+from cdc.lookup.former import held_log
 from cdc.settings.models import Contract, Settings, StoreOptions
 from cdc.state import auditstate, rebuilds, status
 from cdc.state.approvals import approved
 from cdc.state.auditstate import AuditStanding, TableStanding, TableWork
 from sinks import make_sink, traits_of
 from sinks.contract import Sink
-from sinks.heldlog import HeldLog
 
 RANGE_ROWS: Final = 4_000_000
 """What is kept of a range's rows while it is compared takes about 50 bytes each, in files without names, on both sides."""
@@ -169,7 +169,8 @@ class StoreRound:
         if standing.ended_at >= standing.round_at and 0 <= now - standing.ended_at < settings.audit.pause_s:
             self._audit.show(self._name, known, replace(standing, waits=None))
             return False
-        topics = {topic.name: topic for topic in selected(self._reader, known.options.tables)}
+        chosen = selected(self._reader, known.options.tables)
+        topics = {topic.name: topic for topic in chosen if known.options.keeps(topic.schema)}
         standing = _not_from_later(self._of_topics(topics), now)
         if standing.ended_at >= standing.round_at:
             known.tried = set()
@@ -242,7 +243,7 @@ class StoreRound:
     def _opened(self) -> Iterator[OpenedStore]:
         """Opened to read. Raises StoreError, ConfigError, Stopped."""
         known, settings, name = self._known, self._audit.settings, self._name
-        log = HeldLog(self._reader, name, known.options)
+        log = held_log(self._reader, name, known.options, settings.log.dir)
         rules = rules_of(name, known.options, settings.contracts, settings.run_dir)
         sink: Sink = make_sink(name, known.options)
         try:

@@ -77,7 +77,8 @@ class _Seen:
 def _source_look(database: SourceSide, sink: Sink, audited: TableInWork, seed: int) -> _Seen:
     table, schema = audited.target.table, audited.target.schema
     rows, held = database.rows(table), partial(audited.target.as_held, sink)
-    by_key = plain_key(schema) and (bool(schema.key) or audited.target.holding.everything)
+    asked = plain_key(schema) and not any(one.computed for one in schema.key)
+    by_key = asked and (bool(schema.key) or audited.target.holding.everything)
 
     def fetch(keys: pa.RecordBatch) -> list[pa.RecordBatch]:
         return [held(part) for part in rows.fetch(keys)] if by_key else rows.fetch_meant(keys, held)

@@ -21,6 +21,7 @@ from cdc.errors import ConfigError, SourceError, StoreError, WaitTimeout
 from cdc.log.contract import LogReader, captured
 from cdc.log.home import open_reader
 from cdc.log.orphans import ended_topics
+from cdc.lookup.former import held_log
 from cdc.model.evolution import Kind
 from cdc.model.position import ZERO_CUT, Cut, Lsn, format_lsn
 from cdc.model.selection import matches
@@ -79,7 +80,7 @@ def audit(
         connection = stack.enter_context(connect(settings.source.dsn.get_secret_value(), application="headwater-audit"))
         database = SourceSide(connection, settings.source.publication, protection_of(settings, reader))
         for name in settings.stores if store is None else (store,):
-            held = HeldLog(reader, name, settings.stores[name])
+            held = held_log(reader, name, settings.stores[name], settings.log.dir)
             work = _StoreWork(settings, held, name, database, progress, timeout_s)
             with _spark(settings) if traits_of(settings.stores[name]).needs_spark else nullcontext():
                 found = work.compare(table)
@@ -171,7 +172,7 @@ def targets(settings: Settings, reader: HeldLog, database: SourceSide, store: st
 
     Raises ConfigError when ``table`` selects none.
     """
-    patterns = settings.stores[store].tables
+    options = settings.stores[store]
     # Of a table that was dropped or renamed there is nothing to compare: its rows went from the stores with it.
     gone = {name for name, kind in ended_topics(reader).items() if kind in (Kind.DROPPED, Kind.RENAMED)}
     found = {
@@ -182,11 +183,15 @@ def targets(settings: Settings, reader: HeldLog, database: SourceSide, store: st
     for published in load_published(database.connection, settings.source.publication, settings.source.tables):
         if published.qualified not in found:
             logged = database.protection.logged(published)
-            found[published.qualified] = Target(
-                logged, captured=False, holding=bound(store, settings.stores[store], TopicSchema.of(logged))
-            )
+            found[published.qualified] = Target(logged, captured=False, holding=bound(store, options, TopicSchema.of(logged)))
     asked = ("*",) if table is None else (table,)
-    wanted = [target for _, target in sorted(found.items()) if matches(patterns, target.table) and matches(asked, target.table)]
+    wanted = [
+        target for _, target in sorted(found.items()) if matches(options.tables, target.table) and matches(asked, target.table)
+    ]
+    kept = [target for target in wanted if options.keeps(TopicSchema.of(target.table))]
+    if table is not None and wanted and not kept:
+        raise ConfigError(f"store {store!r} keeps no rows of {table!r}: there is nothing to compare", hint="cdc status")
+    wanted = kept
     if table is not None and not wanted:
         raise ConfigError(f"store {store!r} has no table {table!r}", hint="cdc log ls")
     return wanted

@@ -56,16 +56,16 @@ def bootstrap(
         return
     from cdc.follow.rules import Rules
     from cdc.generations.bootstrap import Bootstrap
+    from cdc.lookup.former import held_log
     from cdc.state.approvals import approved
     from sinks import generations_of
-    from sinks.heldlog import HeldLog
 
     out = console()
     own(settings.run_dir, "run_dir")
     with stop_on_signals() as stop, closing(open_log(settings)) as log, closing(generations_of(name, options)) as generations:
         rules = Rules(name, options, settings.contracts, approved(settings.run_dir, name))
         with _shown(out, name, quiet=as_json) as show:
-            held = HeldLog(log, name, options)
+            held = held_log(log, name, options, settings.log.dir)
             done = Bootstrap(
                 settings.log.dir, settings.run_dir, held, generations, rules, kept_for(keep_old), stop, show
             ).carry_out()

@@ -43,14 +43,14 @@ def preview(
 
     This prints row values.
     """
-    from sinks.heldlog import HeldLog
+    from cdc.lookup.former import held_log
 
     settings = invocation(context).settings()
     options = store_options(settings, store)
     if key and table is None:
         raise ConfigError("--key is of one table", hint="add --table schema.table")
     with closing(open_log(settings)) as log, closing(unopened_sink(settings, store)) as sink:
-        held = HeldLog(log, store, options)
+        held = held_log(log, store, options, settings.log.dir)
         topics = _topics(log, store, options, table)
         held.check()
         found = {topic.name: _of_topic(held, topic, sink, key, rows) for topic in topics}
@@ -149,10 +149,11 @@ def _with_key(held: HeldLog, topic: str, key: list[str]) -> Iterator[pa.RecordBa
     from cdc.log.contract import present_history
     from cdc.model.evolution import topic_change_of
     from cdc.model.position import START
+    from cdc.model.topic import TopicSchema
     from cdc.replay.match import KeyMatch
     from cdc.replay.query import LogQuery, topics
 
-    match = KeyMatch.of(topics(held, topic)[0].schema, key)
+    match = KeyMatch.of(TopicSchema.of(topics(held, topic)[0].table), key)
     last: pa.RecordBatch | None = None
     for found in LogQuery(START, held.head().position, match=match, history=present_history(held)).of(held, topic):
         change = topic_change_of(found.changes)

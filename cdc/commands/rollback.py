@@ -39,14 +39,14 @@ def rollback(
     from cdc.generations.alone import alone
     from cdc.generations.follower import GenerationFollower
     from cdc.generations.rollback import roll_back
+    from cdc.lookup.former import held_log
     from cdc.state.approvals import approved
     from sinks import generations_of
-    from sinks.heldlog import HeldLog
 
     own(settings.run_dir, "run_dir")
     with stop_on_signals() as stop, closing(open_log(settings)) as log, closing(generations_of(name, options)) as generations:
         rules = Rules(name, options, settings.contracts, approved(settings.run_dir, name))
-        follower = GenerationFollower(settings.log.dir, HeldLog(log, name, options), rules, stop)
+        follower = GenerationFollower(settings.log.dir, held_log(log, name, options, settings.log.dir), rules, stop)
         with alone(settings.log.dir, name):
             done = roll_back(follower, generations, settings.run_dir, kept_for(keep_old), to)
     if as_json:

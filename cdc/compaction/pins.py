@@ -9,16 +9,17 @@ A generation of a store that is being built, or kept, counts as a store of its o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from cdc.log.contract import LogReader, left_between
+from cdc.log.contract import LogReader, Topic, left_between
 from cdc.model.position import Position
 from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
-from cdc.settings.models import Log, Settings
+from cdc.settings.models import Cleanup, Log, Settings, StoreOptions
 from cdc.state import status
 from cdc.state.status import FollowerStatus, GenerationStatus
+from sinks.places import named_by_others
 
 SILENT_S = 3600.0
 """A follower that has not written its status for so long does not read at present."""
@@ -40,6 +41,12 @@ class StorePin:
         return matches(self.tables, schema)
 
 
+def cleanup_of(log: Log, stores: Iterable[StoreOptions], topic: Topic) -> Cleanup:
+    """How the topic's changes are kept: all of them, whatever the configuration says of it, where one of the stores needs them (``sinks.places``)."""
+    said = log.cleanup_of(topic.table)
+    return "keep" if said != "keep" and named_by_others(stores, topic.schema) else said
+
+
 class Pins:
     """Looks at the stores' status again and again. ``now``: by this process's clock of ``time.monotonic``.
 
@@ -50,6 +57,10 @@ class Pins:
         self._in_force = in_force
         self._since: dict[str, tuple[int, float]] = {}
         """Each store's position, and since when it stands there though the log goes on."""
+
+    def cleanup(self, log: Log, topic: Topic) -> Cleanup:
+        """How the topic's changes are kept now, as ``cleanup_of``."""
+        return cleanup_of(log, self._in_force().stores.values(), topic)
 
     def look(self, now: float, log: LogReader | None = None) -> list[StorePin]:
         """The stores that count now. One that has never run has read nothing."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cdc.compaction import retention
 from cdc.compaction.merge import Merged, compact
-from cdc.compaction.pins import Pins
+from cdc.compaction.pins import Pins, cleanup_of
 from cdc.compaction.worker import retired, settled, wanted
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, Topic
@@ -43,7 +43,7 @@ def kept(settings: Settings, reader: LogReader) -> list[TopicKept]:
     stores = Pins(lambda: settings).every(time.monotonic(), reader)
     topics, states = [], states_of(settings.log.dir, reader)
     for topic in sorted(reader.topics(), key=lambda one: one.name):
-        due, cleanup = 0, settings.log.cleanup_of(topic.table)
+        due, cleanup = 0, cleanup_of(settings.log, settings.stores.values(), topic)
         ranges = [] if cleanup == "keep" else closed_ranges(settings.log.dir, topic.name)
         if cleanup == "compact":
             due = min(settled(reader, settings.log, topic, ranges, now_us).changes, topic.last)
@@ -97,7 +97,7 @@ def compact_now(settings: Settings, name: str | None) -> Iterator[Merged]:
         with closing(open_reader(log.dir)) as reader:
             pins = Pins(lambda: settings)
             for topic in _chosen(settings, reader, name):
-                if log.cleanup_of(topic.table) == "delete":
+                if cleanup_of(log, settings.stores.values(), topic) == "delete":
                     gone = retired(reader, upkeep, log, topic, lambda: pins.look(time.monotonic(), reader), recorded)
                     yield Merged(topic.name, topic.rows, gone, why="too old or too many")
                     continue
@@ -111,7 +111,12 @@ def _chosen(settings: Settings, reader: LogReader, name: str | None) -> list[Top
     topics = [topic for topic in reader.topics() if name in (None, topic.name)]
     if name is not None and not topics:
         raise ConfigError(f"the log has no topic {name}", hint="cdc log ls")
-    chosen = [topic for topic in topics if settings.log.cleanup_of(topic.table) != "keep"]
+    chosen = [topic for topic in topics if cleanup_of(settings.log, settings.stores.values(), topic) != "keep"]
+    if name is not None and not chosen and settings.log.cleanup_of(topics[0].table) != "keep":
+        raise ConfigError(
+            f"{name} is kept whole: a store names places of its rows by columns that change",
+            hint="name them by the key's columns alone, in the store's section",
+        )
     if name is not None and not chosen:
         raise ConfigError(
             f"{name} is kept whole", hint='cleanup = "compact" or "delete" in [log], or in [log.tables] for this table'

@@ -211,7 +211,7 @@ class Compaction(BackgroundPart):
             self._failed.pop(topic.name, None)
 
     def _cleanup(self, topic: Topic) -> Cleanup:
-        return self._settings.log.cleanup_of(topic.table)
+        return self._pins.cleanup(self._settings.log, topic)
 
     def _retire(self, reader: LogReader, topic: Topic) -> None:
         gone = retired(

@@ -54,7 +54,7 @@ RESERVED: Final = frozenset(
         "only",
         "or",
         "order",
-        "placing",
+        "placement",
         "primary",
         "references",
         "returning",

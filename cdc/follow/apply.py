@@ -18,13 +18,13 @@ from cdc.follow.rules import Rules
 from cdc.follow.survey import Survey, TopicRange
 from cdc.log.contract import LogReader
 from cdc.log.home import open_reader
+from cdc.lookup.former import held_log
 from cdc.model.batch import LSN, first_position, last_position, topic_schema
 from cdc.model.evolution import TopicChange, schema_record, topic_change_of
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
 from sinks import make_sink
 from sinks.contract import NOTHING, DeadLetter, Outcome, Shape, Sink
-from sinks.heldlog import HeldLog
 from sinks.holding import failures_of
 from sinks.policy import Action
 from sinks.reshape import conformed
@@ -190,7 +190,7 @@ class _Worker:
     def __init__(self, rules: Rules, log_dir: Path) -> None:
         self.rules = rules
         self._sink = make_sink(rules.store, rules.options)
-        self._reader = HeldLog(open_reader(log_dir), rules.store, rules.options)
+        self._reader = held_log(open_reader(log_dir), rules.store, rules.options, log_dir)
         self._prepared = Prepared()
         self._writer: StoreWriter | None = None
         """Under whom the sink is open; None while it is not."""

@@ -40,12 +40,12 @@ from cdc.follow.rebuild import Rebuilding
 from cdc.follow.reporter import Reporter
 from cdc.follow.rules import Rules
 from cdc.log.contract import LogReader
+from cdc.lookup.former import held_log
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.settings.models import Contract, StoreOptions
 from cdc.state.approvals import approved
 from cdc.state.status import FollowerStatus
 from sinks.contract import Outcome, Sink
-from sinks.heldlog import HeldLog
 
 FIRST_RETRY_S: Final = 0.2
 LONGEST_RETRY_S: Final = 15.0
@@ -91,7 +91,7 @@ class Follower:
         ports = ports or Ports()
         self.options = options
         self.applied: Cut = ZERO_CUT
-        reader = HeldLog(reader, store, options)
+        reader = held_log(reader, store, options, log_dir)
         self._reader = reader
         self._reporter = Reporter(run_dir, store, options.kind, ports.clock, ports.show)
         rules = Rules(store, options, contracts or {}, approved(run_dir, store))

@@ -26,6 +26,7 @@ from cdc.generations.refusals import refuse_beyond
 from cdc.generations.reporter import GenerationReporter
 from cdc.log.contract import LogReader
 from cdc.log.home import open_reader
+from cdc.lookup.former import held_log
 from cdc.model.lineage import Lineage
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.report.currentlog import CurrentLog
@@ -35,7 +36,6 @@ from cdc.state.approvals import approved
 from sinks import generations_of
 from sinks.contract import Sink
 from sinks.generations import GenerationEntry, Generations, GenerationState
-from sinks.heldlog import HeldLog
 
 FED_S: Final = 1.0
 """A store with kept generations is looked at so often,"""
@@ -218,7 +218,7 @@ class GenerationFeeder(BackgroundPart):
         return behind
 
     def _fed(self, store: _FedStore, number: int, reader: LogReader) -> _Fed:
-        run_dir, held = self._settings.run_dir, HeldLog(reader, store.name, store.options)
+        run_dir, held = self._settings.run_dir, held_log(reader, store.name, store.options, self._settings.log.dir)
         rules = Rules(store.name, store.options, self._settings.contracts, approved(run_dir, store.name))
         follower = GenerationFollower(self._settings.log.dir, held, rules, self._stop)
         return _Fed(store.generations.sink(number), follower, GenerationReporter(run_dir, store.name, number, "kept"))

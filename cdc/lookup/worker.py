@@ -18,7 +18,9 @@ from cdc.log.contract import LogReader, Topic
 from cdc.log.home import open_reader
 from cdc.lookup.shelf import FOLDER, folder_of
 from cdc.lookup.upkeep import RunUpkeep
+from cdc.model.position import START
 from cdc.settings.models import Settings
+from sinks.places import named_by_others
 
 LOOK_S: Final = 1.0
 RUN_POSITIONS: Final = 100_000
@@ -27,6 +29,11 @@ RUN_S: Final = 30.0
 """… or so long after it. Each run costs a file and two waits for the disk."""
 
 _log = structlog.get_logger("lookup")
+
+
+def _wanted(settings: Settings, topic: Topic) -> bool:
+    """Whether this topic's rows are to be looked up: somebody has said so, or a store needs it."""
+    return settings.log.looks_up(topic.table) or named_by_others(settings.stores.values(), topic.schema)
 
 
 class Keeping(BackgroundPart):
@@ -49,6 +56,7 @@ class Keeping(BackgroundPart):
         self._kept: dict[str, RunUpkeep] = {}
         self._tried_at: dict[str, float] = {}
         self._has_read = False
+        self._looked_at = START
         self._failed: dict[str, str] = {}
         """What went wrong with a topic the last time it was tried."""
         self._notes = Notes("keyed look-ups are not being kept up", "keeping look-ups failed", _log)
@@ -67,12 +75,15 @@ class Keeping(BackgroundPart):
     def look(self, reader: LogReader, problems: list[str]) -> None:
         """Brings every topic's runs up to date. Notes in ``problems`` what went wrong, with which capture goes on. Raises Interrupted."""
         with self._notes.noting(problems):
-            log = self._in_force().log
-            if not any(options.lookup for options in log.tables.values()):
+            settings = self._in_force()
+            asked = any(options.lookup for options in settings.log.tables.values())
+            if not asked and not settings.stores:
                 self._kept.clear()
                 self._remove_others(set())
                 return
-            topics = [topic for topic in reader.topics() if log.looks_up(topic.table) and topic.kept_from <= 1]
+            before, self._looked_at = self._looked_at, reader.head().position
+            self._has_read = before != self._looked_at  # what topics are there is in the log's files, too
+            topics = [topic for topic in reader.topics() if _wanted(settings, topic) and topic.kept_from <= 1]
             for name in self._kept.keys() - {topic.name for topic in topics}:
                 del self._kept[name]
             self._remove_others({topic.name for topic in topics})

@@ -4,7 +4,8 @@ Arrow schema of a batch (``batch_schema``): five columns of ours, then the table
 type that ``cdc.model.pgtypes.arrow_type`` gives.
 
 =================  =======================  ==================================================================
-``_cdc_position``  int64, not null          the change's position; strictly rising within a batch
+``_cdc_position``  int64, not null          the change's position; strictly rising within a batch of the log. As a store is given it, a row may come
+                                            right behind the DELETE of the place that it has left, at the same position (``sinks.places``)
 ``_cdc_op``        int8, not null           one of ``Op`` (an ASCII letter)
 ``_cdc_lsn``       int64, not null          LSN of the commit record that made the change (for ``Op.READ`` the
                                             commit of the chunk's high watermark)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import unquote
 
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
@@ -13,6 +13,9 @@ from pydantic import AfterValidator, ConfigDict, Field, SecretStr, field_validat
 from cdc.model.display import As, AsRules
 from cdc.model.selection import Qualified, matches, named
 from cdc.settings.strict import Strict
+
+if TYPE_CHECKING:
+    from cdc.model.topic import TopicSchema
 
 
 def _select_something(patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -435,11 +438,19 @@ class StoreOptions(Strict):
         """The options that say what the store holds of tables, by patterns of them, where that is not all (``sinks.holding``)."""
         return tuple((pattern, options) for pattern, options in self.held.options.items() if options.chooses)
 
-    @property
-    def shaping(self) -> Mapping[str, str]:
-        """Options of this kind of store on which the rows of all of its tables depend → what they say: other texts are another shape. Raises ConfigError
-        where that cannot be read."""
+    def shaping_of(self, schema: TopicSchema) -> Mapping[str, str]:  # noqa: ARG002
+        """Options of this kind of store on which this topic's rows depend → what they say: other texts are another shape. Raises ConfigError where that cannot
+        be read."""
         return {}
+
+    def naming(self, schema: TopicSchema) -> tuple[str, ...]:  # noqa: ARG002
+        """The columns of this topic, and what is computed of it, that say where the store puts a row, beside the columns of its key. They may change: then the
+        row goes from one place to another (``sinks.places``)."""
+        return ()
+
+    def keeps(self, schema: TopicSchema) -> bool:  # noqa: ARG002
+        """Whether the store keeps rows of this topic, which an audit can compare."""
+        return True
 
     @property
     def generational(self) -> bool:

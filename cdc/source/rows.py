@@ -102,7 +102,7 @@ class SourceRows:
 
         Keys that are equal to Postgres but other text (numeric 1.0 and 1.00) find each other's rows.
         """
-        if any(column.protected for column in self._table.key):
+        if any(column.protected for column in self._table.columns if column.name in keys.schema.names):
             return self.fetch_meant(keys, lambda rows: rows)
         try:
             with self._connection.transaction():

@@ -69,10 +69,12 @@ class Way:
 
 
 def bound(ways: Iterable[Way]) -> Iterator[tuple[TableKeys, Form]]:
-    """The keys and values of each, but for those in which no row of its table can ever have been named."""
+    """The keys and values of each, but for those in which no row of its table can ever have been named, or has been written."""
     for way in ways:
         with suppress(ConfigError):
-            yield bind(way.projection.of(way.schema).key, way.schema), form_of(way.projection, way.schema)
+            keys, form = bind(way.projection.of(way.schema).key, way.schema), form_of(way.projection, way.schema)
+            if form.keeps:
+                yield keys, form
 
 
 _DAMAGED: Final = (ValueError, KeyError, TypeError, RecursionError)

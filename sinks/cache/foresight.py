@@ -13,7 +13,7 @@ from cdc.errors import ConfigError
 from cdc.model.batch import topic_schema
 from cdc.model.selection import matches, named
 from cdc.model.topic import TopicSchema
-from sinks.cache.ledger import Projection
+from sinks.cache.ledger import INVALIDATE, Projection
 from sinks.cache.options import Options
 from sinks.cache.standing import CacheStanding, could_be_the_same
 from sinks.cache.values import form_of
@@ -48,6 +48,8 @@ def changed(known: CacheStanding, wanted: Projection) -> str | None:
         later.prefixes[topic] = later.check(known.shapes[topic].schema).prefix
     if held.key != wanted.key:
         return f'every key is written again under key = "{wanted.key}", and deleted under "{held.key}"'
+    if held.value != wanted.value and wanted.value == INVALIDATE:
+        return "every key is deleted, and what stands there is the application's from then on"
     if held.value != wanted.value:
         return f"every value is written again as {wanted.value}, until now {held.value}"
     if held.tables != wanted.tables:
@@ -66,7 +68,7 @@ def previewed(options: Options, now: CacheStanding, rows: pa.RecordBatch) -> Ite
         yield {
             "command": form.command,
             "key": key.decode(),
-            "value": value,
+            **({"value": value} if form.keeps else {}),
             **expires,
             **({"publish": channel} if channel else {}),
             **({"pointer": f"what {options.pointer} holds stands before the key"} if options.pointer else {}),

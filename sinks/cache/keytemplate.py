@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from string import Formatter
 from typing import Final
 from urllib.parse import quote
@@ -112,7 +113,7 @@ def _unescaped(part: str) -> str | None:
 
 
 def bind(template: str, schema: TopicSchema) -> TableKeys:
-    """Raises ConfigError when the template does not give every row of the table a key of its own that never changes."""
+    """Raises ConfigError when the template does not give every row of the table a key of its own."""
     prefix = ""
     columns: list[tuple[str, str]] = []
     names: Mapping[str, str] = {"schema": _plain(schema.namespace), "table": _plain(schema.name)}
@@ -127,6 +128,16 @@ def bind(template: str, schema: TopicSchema) -> TableKeys:
     used = [name for name, _ in columns]
     _check(template, schema, prefix, used, [literal for _, literal in columns[:-1]])
     return TableKeys(schema, prefix, tuple(columns), used == [WHOLE_KEY])
+
+
+@lru_cache(maxsize=256)
+def columns_of(template: str) -> tuple[str, ...]:
+    """The columns that it names, each once; none where it names the whole key, or is malformed."""
+    try:
+        names = dict.fromkeys(name for _, name in _parse(template) if name not in (None, "schema", "table"))
+    except ConfigError:
+        return ()
+    return () if WHOLE_KEY in names else tuple(name for name in names if name is not None)
 
 
 def refuse_malformed(template: str) -> None:
@@ -159,10 +170,12 @@ def _check(template: str, schema: TopicSchema, prefix: str, used: list[str], bet
     if used != [WHOLE_KEY]:
         foreign = [name for name in used if name not in key]
         missing = [name for name in key if name not in used]
-        if foreign:
-            raise _refused(template, f"{foreign[0]} is not part of the key of {schema.topic} and may change")
         if missing:
-            raise _refused(template, f"rows of {schema.topic} also differ in {missing[0]}")
+            raise _refused(
+                template, f"rows of {schema.topic} also differ in {missing[0]}: without it two of them could have one name"
+            )
+        if foreign:
+            raise _refused(template, f"{schema.topic} has no column {foreign[0]} that could name the places of rows")
         if len(set(used)) < len(used):
             raise _refused(template, "it names a column twice")
     if any(not literal or literal[0].isalnum() for literal in between):

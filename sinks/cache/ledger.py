@@ -46,6 +46,10 @@ def letters_of(store: str) -> str:
     return f"cdc:{{{store}}}:dead"
 
 
+INVALIDATE: Final = "invalidate"
+"""A form of values: there are none. Each change deletes the row's key, which whoever reads it fills again."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableRule:
     """How the rows of the tables of a pattern become keys and values; None: as the store's other tables do."""
@@ -64,6 +68,11 @@ class TableProjection:
     value: str
     ttl_ms: int = 0
     """A row lives so long from the commit of its last change; 0: until it is deleted."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there are rows of it."""
+        return self.value != INVALIDATE
 
 
 @dataclass(frozen=True, slots=True)

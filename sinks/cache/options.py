@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, cast
+from typing import Any, ClassVar, Final, Literal, Self, cast
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from cdc.errors import ConfigError
 from cdc.model.selection import matches
+from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions, StoreTables, TableOptions
 from sinks.cache.generationnames import begins_like_a_generation
-from sinks.cache.keytemplate import DEFAULT, RESERVED, refuse_malformed
-from sinks.cache.ledger import TableRule
+from sinks.cache.keytemplate import DEFAULT, RESERVED, columns_of, refuse_malformed
+from sinks.cache.ledger import INVALIDATE, Projection, TableRule
 
 _UNITS: Final[Mapping[str, int]] = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LONGEST_MS: Final = 100 * 366 * 86_400_000
@@ -25,7 +26,7 @@ class CacheTable(TableOptions):
 
     key: str | None = None
     """As of the store, for these tables."""
-    value: Literal["json", "hash"] | None = None
+    value: Literal["json", "hash", "invalidate"] | None = None
     """As of the store, for these tables."""
     ttl: int | str | None = None
     """A row's key expires so long after the commit of the row's last change: seconds, or a text such as `"90s"`, `"15m"`, `"12h"`, `"7d"`. Left out: never."""
@@ -40,6 +41,12 @@ class CacheTable(TableOptions):
         if ttl is not None and not 0 < _milliseconds(ttl) <= _LONGEST_MS:
             raise ValueError('is not a time; write seconds, or a text such as "90s", "15m", "12h" or "7d"')
         return ttl
+
+    @model_validator(mode="after")
+    def _what_is_not_there_does_not_expire(self) -> Self:
+        if self.value == INVALIDATE and self.ttl is not None:
+            raise ValueError('ttl: with value = "invalidate" nothing is written; the application says how long its values live')
+        return self
 
     @property
     def ttl_ms(self) -> int | None:
@@ -89,8 +96,9 @@ class Options(StoreOptions):
     key: str = DEFAULT
     """Makes the key's name from the row's columns. When the template changes, every key is written again under its new name. A second
     store on the same server that would write another's keys waits and says so."""
-    value: Literal["json", "hash"] = "json"
-    """One string of JSON per row, or a hash with one field per column."""
+    value: Literal["json", "hash", "invalidate"] = "json"
+    """One string of JSON per row, a hash with one field per column, or nothing: with `invalidate` each change deletes the row's key, for a cache that the
+    application fills."""
     pointer: str | None = Field(None, min_length=1)
     """A key that holds what stands before every row's key: nothing, or the prefix of the generation that `cdc bootstrap` has put in the former one's place
     ([stores.md](stores.md#how-do-i-build-one-beside-the-live-one)). Whoever reads the cache reads it first. Left out: keys are as `key` says, always, and
@@ -109,6 +117,14 @@ class Options(StoreOptions):
             raise ValueError(f'begins with "{RESERVED}", or like a generation\'s keys ("g2:")')
         return pointer
 
+    @model_validator(mode="after")
+    def _generations_hold_rows(self) -> Self:
+        if self.pointer is not None and INVALIDATE in (self.value, *(one.value for one in self._of_tables.values())):
+            raise ValueError(
+                f'pointer and "{INVALIDATE}" exclude each other: of what the application puts there no generation can be built'
+            )
+        return self
+
     @property
     def generational(self) -> bool:
         return self.pointer is not None
@@ -117,6 +133,18 @@ class Options(StoreOptions):
     def keys_apart(self) -> bool:
         # A hash without a field does not exist.
         return self.value != "hash" and all(one.value != "hash" for one in self._of_tables.values())
+
+    def naming(self, schema: TopicSchema) -> tuple[str, ...]:
+        own = {one.name for one in schema.key}
+        said = (
+            one.key
+            for pattern, one in reversed(list(self._of_tables.items()))
+            if one.key is not None and matches((pattern,), schema)
+        )
+        return tuple(name for name in columns_of(next(said, self.key)) if name not in own) if own else ()
+
+    def keeps(self, schema: TopicSchema) -> bool:
+        return Projection(self.key, self.value, "", self.table_rules).of(schema).keeps
 
     @property
     def table_rules(self) -> tuple[TableRule, ...]:

@@ -6,6 +6,8 @@ writes, as it does when a table comes, so that no other store takes them meanwhi
 is 0 until the last transaction sets it, all at once, with the cut. Who takes rows away meanwhile takes that progress away (``neighbours``), and the last
 transaction is refused.
 
+Of a table whose values are the application's (``invalidate``) every key goes that the log has ever named.
+
 What is left over may be another log's, which nobody here can ask, or a row whose DELETE is gone from the log. So this, and ``erasure``, are
 the places where keys are found by looking at the server. A key below one of the store's prefixes goes when it is a row by its own content
 (``sinks.cache.rowreader``), none of those that were just written, and not of a form that another store keeps up by now. Rows are looked for in
@@ -21,10 +23,11 @@ import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError
+from cdc.log.contract import LogReader
 from cdc.model.batch import POSITION
 from cdc.model.lineage import Lineage
 from cdc.model.position import START, Cut
-from sinks.cache import ledger, neighbours, rowreader
+from sinks.cache import ledger, neighbours, rowreader, sweep
 from sinks.cache.erasure import Way, bound, ways_of
 from sinks.cache.keytemplate import TableKeys
 from sinks.cache.ledger import Base
@@ -57,6 +60,7 @@ class CacheRebuild:
     """Over one sink, as the writer that ``transactions`` name. ``known``: empty, under the projection that is wanted. ``refuse_shared``: raises StoreError
     where keys that are to be written are another store's."""
 
+    log: LogReader
     known: CacheStanding
     server: Server
     transactions: RedisTransactions
@@ -134,11 +138,14 @@ class CacheRebuild:
             return self._set_aside(table)
         given = {f"base:{name}": Base(cut.position, rewritten=True).encode()}
         self.transactions.stream(chain, [self.transactions.part(name, [self.transactions.set(given)])])
-        outcome = Outcome(0)
+        outcome, form = Outcome(0), form_of(self.known.projection, keys.schema)
+        if not form.keeps:
+            self.writing.delete(chain, sweep.names(self.log, keys, Base(), cut.position))
+            return outcome
         for came in table.topic.rows():
             rows = _at_their_own(came)
             live.add(keys.texts(rows))
-            dead = self.writing.rewrite(chain, [rows], keys, form_of(self.known.projection, keys.schema))
+            dead = self.writing.rewrite(chain, [rows], keys, form)
             outcome += Outcome(len(rows) - len(dead), 0, tuple(letter.as_outcome() for letter in dead))
         return outcome
 

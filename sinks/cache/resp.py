@@ -75,7 +75,7 @@ class Limits:
 class RowFrames:
     """The rows to write: ``values`` are whole values or, with hashes, the fields and texts of a row as RESP items, so many as ``items``.
 
-    gone: 1 where the row's key is to be deleted. positions: rising. packed: with hashes, 1 where the value is what RESTORE takes instead.
+    gone: 1 where the row's key is to be deleted. positions: rising; two rows may have one, and are never parted. packed: with hashes, 1 where the value is what RESTORE takes instead.
     """
 
     keys: Texts
@@ -113,7 +113,7 @@ def parts_of(frame: Frame, rows: RowFrames, limits: Limits) -> list[RequestPart]
             texts += len(rows.keys.data) + count * (2 * _ITEM_BYTES + 2 * _COMMAND_BYTES + len(told))
     per_part = len(head) + len(move) + 4 * _COMMAND_BYTES
     out = BUFFERS.take(texts + count * per_part)  # an upper bound; pages never written cost nothing
-    slots = np.empty(_power_of_two(_SLOTS_PER_ROW * min(limits.rows, count)), np.int64)
+    slots = np.empty(_power_of_two(_SLOTS_PER_ROW * min(limits.rows + 1, count)), np.int64)
     found = _write_parts(
         out,
         slots,
@@ -293,6 +293,7 @@ def _write_parts(out: Any, slots: Any, keys: Any, values: Any, gone: Any, positi
     head, move, told = frame
     rows_max, bytes_max = limits
     hashes = len(items) > 0
+    moves = len(move) > 0
     rows = len(key_offsets) - 1
     written = np.empty(rows, np.uint8)
     found = np.empty((rows, 3), np.int64)
@@ -303,6 +304,8 @@ def _write_parts(out: Any, slots: Any, keys: Any, values: Any, gone: Any, positi
         end = first + 1
         while end < rows and end - first < rows_max and value_offsets[end + 1] - value_offsets[first] <= bytes_max:
             end += 1
+        while end < rows and moves and positions[end] == positions[end - 1]:
+            end += 1  # a row, and the DELETE of the place that it has left: progress covers both
         _mark_last(slots, key_data, key_offsets, first, end, written)
         removed = 0
         put = 0
@@ -358,7 +361,7 @@ def _write_parts(out: Any, slots: Any, keys: Any, values: Any, gone: Any, positi
                     at = copied(out, at, told, 0, len(told))
                     at = _put_item(out, at, key_data, key_offsets, row)
                     commands += 1
-        if len(move) > 0:
+        if moves:
             at = copied(out, at, move, 0, len(move))
             at = _put_size(out, at, _DOLLAR, _width(positions[end - 1]))
             at = _put_line(out, at, positions[end - 1])

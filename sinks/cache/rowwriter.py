@@ -150,6 +150,7 @@ class Rowwriter:
         names = making.keys.texts(batch)
         gone = batch.column(OP).to_numpy() == int(Op.DELETE)
         gone[list(reasons)] = True
+        gone |= not making.form.keeps
         commands, letters = self._lettered(topic, positions, names, reasons) if making.lettered else ([], ())
         rows = RowFrames(names, written.texts, gone.astype(np.uint8), positions, written.items, written.expire_at, written.packed)
         first = [self._transactions.part(topic, commands)] if commands else []
@@ -189,7 +190,14 @@ def _slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         most = max(1, min(SLICE_ROWS, SLICE_BYTES * len(batch) // max(batch.nbytes, 1)))
         start = 0
         while (left := len(batch) - start) > 0:
-            piece = batch.slice(start, left if left <= min(most, 2 * wanted) else min(most, wanted))
+            piece = batch.slice(start, left if left <= min(most, 2 * wanted) else _whole_change(batch, start, min(most, wanted)))
             yield piece
             start += len(piece)
             wanted = min(SLICE_ROWS, wanted * GROWTH)
+
+
+def _whole_change(batch: pa.RecordBatch, start: int, count: int) -> int:
+    """So many rows, and the next where that is of the same change (``sinks.places``)."""
+    positions = batch.column(POSITION)
+    end = start + count
+    return count + (end < len(batch) and positions[end].as_py() == positions[end - 1].as_py())

@@ -213,7 +213,7 @@ class CacheSink:
         self._refuse_shared(there)
         self._note()
         refuse_shared = partial(self._refuse_shared, there)
-        rebuild = CacheRebuild(known, self._server, self._transactions, self._writing, refuse_shared)
+        rebuild = CacheRebuild(log, known, self._server, self._transactions, self._writing, refuse_shared)
         outcome = rebuild.carry_out(lineage, cut, topics)
         self._known = CacheStanding(self._store, self._projection)
         return outcome

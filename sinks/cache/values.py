@@ -1,7 +1,7 @@
 """The value under a row's key, and the way back to the row: nothing but the table's columns (``sinks.render`` says how).
 
 ``json``: a document. ``hash``: a field per column, a scalar's text, the JSON of everything else; a NULL column has none ('' is an empty
-field).
+field). ``invalidate``: there is no value, and the key of a changed row is deleted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cdc.model.batch import TS
 from cdc.model.display import AsRules
 from cdc.model.topic import TopicSchema
 from sinks.cache.answerkernels import NOTHING, hash_members, line_at, texts_at
-from sinks.cache.ledger import Projection
+from sinks.cache.ledger import INVALIDATE, Projection
 from sinks.cache.resp import hashes_of, items_of
 from sinks.cache.wire import bulk
 from sinks.render.choices import Choices
@@ -50,10 +50,12 @@ class Written:
 
 
 class Form(Protocol):
-    """One of the two forms that a value may have."""
+    """One of the forms that a value may have."""
 
     command: str
     """The server's command that sets it."""
+    keeps: bool
+    """Whether anything is written; else the keys of changed rows are deleted."""
 
     def shown(self, batch: pa.RecordBatch, schema: TopicSchema) -> list[str]:
         """Each row's value for people: JSON, of a hash an object of its fields."""
@@ -99,6 +101,8 @@ class Form(Protocol):
 
 class _Lasting:
     """``ttl_ms``: how long a row lives from the commit of its last change; 0: until it is deleted."""
+
+    keeps = True
 
     def __init__(self, choices: Choices, ttl_ms: int = 0) -> None:
         self._choices = choices
@@ -155,6 +159,19 @@ class Json(_Lasting):
 
     def meant(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
         return meant_rows(rows, schema, self._choices.style(schema))
+
+
+class Nothing(Json):
+    """Nothing is written. What stands under the keys is the application's."""
+
+    command = "DEL"
+    keeps = False
+
+    def shown(self, batch: pa.RecordBatch, schema: TopicSchema) -> list[str]:  # noqa: ARG002
+        return [""] * len(batch)
+
+    def write(self, batch: pa.RecordBatch, schema: TopicSchema, *, packed: bool = False) -> Written:  # noqa: ARG002
+        return Written(Texts(np.empty(0, np.uint8), np.zeros(len(batch) + 1, np.int64)))
 
 
 class Hash(_Lasting):
@@ -243,6 +260,8 @@ def _form(value: str, looks: str, ttl_ms: int) -> Form:
     """``looks``: a projection's ``shown``."""
     rules = json.loads(looks)["as"] if looks else []
     choices = Choices("", tuple((pattern, columns) for pattern, columns in rules))
+    if value == INVALIDATE:
+        return Nothing(choices)
     return Hash(choices, ttl_ms) if value == "hash" else Json(choices, ttl_ms)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.model.batch import POSITION, topic_schema
@@ -18,6 +19,7 @@ from sinks.deadletters import Letter, LetterState, TakenChanges, as_deletes
 from sinks.render.jsonrows import Style
 from sinks.retry import Fate
 from sinks.search import bulk
+from sinks.search.placement import former
 from sinks.search.rows import Rows
 from sinks.search.tables import Tables
 
@@ -37,16 +39,26 @@ class Aside:
         edited = {one.id: one for one in before.values() if one.state is LetterState.EDITED}
         found = self._rows.bury(schema, verdicts, positions, ids, edited_stay=True)
         if found:
-            gone = self._clear(schema, batch, [int(np.searchsorted(positions, one.position)) for one in found])
+            gone = self._clear(schema, batch, [int(np.searchsorted(positions, one.position, "right")) - 1 for one in found])
             # A document that an operator has corrected has a later version. It is gone where this one was taken, with an index that was lost.
             letters.keep([edited[one.id].undecided() for one, taken in zip(found, gone, strict=True) if taken and one.id in edited])
         fates = np.empty(len(batch), np.int8)
         fates[verdicts.rows] = verdicts.fates
-        taken = TakenChanges(np.isin(fates, (Fate.WRITTEN, Fate.STALE)), fates == Fate.WRITTEN)
+        own = self._own(schema, batch)
+        taken = TakenChanges(np.isin(fates, (Fate.WRITTEN, Fate.STALE)) & own, (fates == Fate.WRITTEN) & own)
         ended = {*letters.known.ended(schema.topic, ids, positions, taken), *self._replaced(found)}
         if ended:
             letters.forget(ended)
         return found
+
+    def _own(self, schema: TopicSchema, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        """Which changes say something of the document that they name. Where a row leaves a place and its document keeps its id, the row that comes says it."""
+        left = former(batch)
+        if not left.any() or not self._rows.letters.known.of(schema.topic):
+            return ~left
+        ids = bulk.ids_of(batch, schema).to_numpy(zero_copy_only=False)
+        left[:-1] &= ids[:-1] == ids[1:]
+        return ~left
 
     def _replaced(self, found: tuple[Letter, ...]) -> list[str]:
         """Letters of rows that have a newer one."""

@@ -18,14 +18,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.errors import StoreError
+from cdc.model.batch import POSITION
 from cdc.model.topic import TopicSchema
-from sinks.render.jsonrows import Piece, Style, Texts, join, position_texts, string_texts
-from sinks.render.rowtext import keys
+from sinks.render.jsonrows import Piece, Style, Texts, join, position_texts, raw_texts, string_texts
 from sinks.retry import ATTEMPTS_MAX, Fate, backoff_s, bulk_fate
 from sinks.search import conditional
 from sinks.search.conditional import Change
 from sinks.search.fields import document_pieces
-from sinks.search.names import document_ids
+from sinks.search.placement import former, placement_of
 from sinks.search.wire import Answer, Cluster
 
 Rows = npt.NDArray[np.int64]
@@ -71,7 +71,7 @@ def together(parts: Sequence[Verdicts]) -> Verdicts:
 
 def ids_of(batch: pa.RecordBatch, schema: TopicSchema, ids: pa.Array | None = None) -> pa.Array:
     """The rows' documents' ids. ``ids``: where they are not those of the rows' keys."""
-    return document_ids(keys(batch, schema)) if ids is None else ids
+    return placement_of(schema).ids(batch) if ids is None else ids
 
 
 def actions(
@@ -80,14 +80,25 @@ def actions(
     """Per row: the action's line and the document's. ``ids``: as ``ids_of``. ``over_equal``: also in the place of a document of the same
     version."""
     ids = ids_of(batch, schema, ids)
-    kind = b"external_gte" if over_equal else b"external"
-    head = [
-        Piece(string_texts(ids), before=b'{"index":{"version_type":"%s","_id":"' % kind, after=b'","version":'),
-        Piece(position_texts(batch), after=b"}}\n"),
-    ]
+    routings, left = placement_of(schema).routings(batch), former(batch)
+    routed = [] if routings is None else [Piece(string_texts(routings), before=b',"routing":"', after=b'"')]
+    head = [_version(batch, left, over_equal=over_equal), *routed, Piece(string_texts(ids), before=b',"_id":"', after=b'"}}\n')]
     document = document_pieces(batch, schema, style)
     document[-1] = Piece(document[-1].texts, before=b"}\n")
     return join([*head, *document])
+
+
+def _version(batch: pa.RecordBatch, left: npt.NDArray[np.bool_], *, over_equal: bool) -> Piece:
+    """``left``: as ``placement.former`` gives it."""
+    begins = b'{"index":{"version_type":"%s","version":'
+    if not left.any():
+        return Piece(position_texts(batch), before=begins % (b"external_gte" if over_equal else b"external"))
+    versions = (batch.column(POSITION).to_numpy() - left).tolist()
+    kinds = ("external_gte" if over_equal or one else "external" for one in left)
+    return Piece(
+        raw_texts(pa.array([f'{kind}","version":{one}' for kind, one in zip(kinds, versions, strict=True)], pa.utf8())),
+        before=b'{"index":{"version_type":"',
+    )
 
 
 def split(body: Texts, rows: Rows, bytes_max: int) -> list[Rows]:

@@ -16,12 +16,13 @@ from sinks.render.choices import Choices
 from sinks.render.jsonrows import DELETED
 from sinks.render.jsontext import meant_rows, row_texts
 from sinks.render.meaning import plain_key
-from sinks.render.rowtext import SEPARATOR, join_key, rows_with_keys, split_keys
+from sinks.render.rowtext import rows_with_keys, split_keys
 from sinks.retry import down
 from sinks.search import conditional, fields
 from sinks.search.indices import LIVING
-from sinks.search.names import HASHED_ID, document_ids
+from sinks.search.names import HASHED_ID
 from sinks.search.pages import Hits
+from sinks.search.placement import placement_of
 from sinks.search.tables import Tables
 from sinks.search.wire import Cluster
 
@@ -41,10 +42,16 @@ def _with_keys(rows: pa.RecordBatch, ids: pa.Array, schema: TopicSchema, choices
     return rows
 
 
-def ids_of_keys(keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
-    """The documents' ids. ``keys``: the key's columns as canonical text."""
-    parts = [keys.column(column.name) for column in schema.key]
-    return document_ids(join_key(parts, SEPARATOR if len(parts) > 1 else ""))
+def _pages_of_keys(keys: pa.RecordBatch, schema: TopicSchema) -> Iterator[dict[str, Any]]:
+    """The documents of these keys, as ``_mget`` asks for them."""
+    placement = placement_of(schema)
+    ids, routings = placement.ids_of_keys(keys).to_pylist(), placement.routings_of_keys(keys)
+    routed = None if routings is None else routings.to_pylist()
+    for page in (slice(start, start + PAGE_ROWS) for start in range(0, len(ids), PAGE_ROWS)):
+        if routed is None:
+            yield {"ids": ids[page]}
+        else:
+            yield {"docs": [{"_id": one, "routing": way} for one, way in zip(ids[page], routed[page], strict=True)]}
 
 
 class Documents:
@@ -74,13 +81,11 @@ class Documents:
         if not plain_key(schema):
             return rows_with_keys(self.scan(schema), keys, schema)
         index = self._tables.find(schema)
-        ids = ids_of_keys(keys, schema).to_pylist()
         found: list[Any] = []
-        for start in range(0, len(ids) if index is not None else 0, PAGE_ROWS):
+        for page in _pages_of_keys(keys, schema) if index is not None else ():
             assert index is not None
             params = {"stored_fields": DELETED, "_source": "true"}
-            wanted = {"ids": ids[start : start + PAGE_ROWS]}
-            docs = conditional.documents(self._cluster, f"reading {schema.topic}", f"/{index.index}/_mget", wanted, params)
+            docs = conditional.documents(self._cluster, f"reading {schema.topic}", f"/{index.index}/_mget", page, params)
             found += [doc for doc in docs if doc.get("found") and DELETED not in doc.get("fields", {})]
         return self._texts(found, schema)
 
@@ -89,7 +94,7 @@ class Documents:
         found = meant_rows(rows, schema, self._choices.style(schema))
         if all(column.shown for column in schema.key):
             return found
-        return _with_keys(found, ids_of_keys(rows, schema), schema, self._choices)
+        return _with_keys(found, placement_of(schema).ids_of_keys(rows), schema, self._choices)
 
     def _texts(self, hits: list[Any], schema: TopicSchema) -> pa.RecordBatch:
         style = self._choices.style(schema)

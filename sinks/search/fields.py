@@ -89,11 +89,13 @@ def own_kinds(schema: TopicSchema, style: Style) -> dict[str, Kind]:
 
 def style_of(schema: TopicSchema, as_: Mapping[str, As]) -> Style:
     """How the table's documents are written. Numbers pass a double: with ``_source.excludes`` OpenSearch writes the source again."""
-    names = field_names(schema)
+    names, said = field_names(schema), wishes.of(schema)
+    vectors = (one for one in schema.fields if wishes.is_vector(one) and said.get(one.name, wishes.NONE).type == wishes.VECTOR)
+    as_ = {**{one.name: "json" for one in vectors}, **as_}
     if UNINDEXED in schema.names:
         names[UNINDEXED] = "%5F" + UNINDEXED[1:]
     points = [one.name for one in schema.fields if kind_of(one, as_.get(one.name)) is Leaf.POINT]
-    geo = [name for name in points if wishes.of(schema).get(name, wishes.NONE).type == wishes.GEO_POINT]
+    geo = [name for name in points if said.get(name, wishes.NONE).type == wishes.GEO_POINT]
     return Style(doubles=True, as_=as_, names=names, kinds=dict.fromkeys(geo, Leaf.GEO_POINT))
 
 

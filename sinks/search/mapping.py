@@ -61,7 +61,7 @@ def properties(schema: TopicSchema, style: Style) -> dict[str, Any]:
             inner = fields
             for outer in way:
                 inner = inner.setdefault(outer, {"properties": {}})["properties"]
-            inner[name] = {**_GEO_POINT} if wish.coordinate else _wished_field(_field(column, style), wish)
+            inner[name] = {**_GEO_POINT} if wish.coordinate else _wished_field(_field(column, style), wish, column)
     return fields
 
 
@@ -93,10 +93,12 @@ def contradicted(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> list[str
 def _contradicts(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> bool:
     if wanted.get("type", "object") != held.get("type", "object") or wanted.get("meta") != held.get("meta"):
         return True
+    if wanted.get(wishes.DIMENSION) != held.get(wishes.DIMENSION):
+        return True  # of a vector: another number of numbers is another field
     return bool(contradicted(wanted.get("properties", {}), held.get("properties", {})))
 
 
-def _wished_field(own: Mapping[str, Any], wish: Wish) -> dict[str, Any]:
+def _wished_field(own: Mapping[str, Any], wish: Wish, column: TopicField) -> dict[str, Any]:
     """``own``: the field that the column's type makes."""
     if wish.fragment is None:
         return {**own}
@@ -107,6 +109,8 @@ def _wished_field(own: Mapping[str, Any], wish: Wish) -> dict[str, Any]:
     if wanted in ("object", "nested"):
         # What nobody has named does not make a dead letter: it is indexed as it comes or, beside named fields, kept and not searched.
         return {"dynamic": "properties" not in wish.fragment, **wish.fragment}
+    if wanted == wishes.VECTOR and (dimension := wishes.dimension_of(column)) is not None:
+        return {**wish.fragment, wishes.DIMENSION: dimension}
     return {**wishes.GUARDS.get(wanted, {}), **wish.fragment}
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from cdc.errors import ConfigError
+from cdc.model.selection import matches
+from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions, StoreTables, TableOptions
 from cdc.settings.strict import Strict
-from sinks.search import settings, wishes
+from sinks.search import placement, settings, wishes
 from sinks.search.wire import Address
 
 
@@ -32,6 +34,21 @@ class SearchTable(TableOptions):
     """Name in the store → what OpenSearch's mapping says of the field: `{ analyzer = "english" }` beside the type that it has, or another `type`."""
     geo: Mapping[str, Coordinates | str] = {}
     """Name in the store → the columns of which it is a `geo_point`: `{ lat = "latitude", lon = "longitude" }`, or one column of type point (x is the longitude)."""
+
+    id: str | None = None
+    """Makes documents' ids from columns, among which are all of the key's: `"{tenant}-{id}"`. Left out: the key."""
+    routing: str | None = None
+    """Distributes documents among an index's shards by these columns, instead of by their ids: `"{tenant}"`. Searches may then name it."""
+
+    @field_validator("id", "routing")
+    @classmethod
+    def _names_columns(cls, template: str | None, info: ValidationInfo) -> str | None:
+        if template is not None:
+            try:
+                placement.parsed(str(info.field_name), template)
+            except ConfigError as error:
+                raise ValueError(error.line()) from None
+        return template
 
     @field_validator("mapping")
     @classmethod
@@ -55,6 +72,10 @@ class SearchTable(TableOptions):
             if target in self.mapping:
                 raise ValueError(f"mapping: {target} is a geo_point, as geo says")
         return self
+
+    @property
+    def chooses(self) -> bool:
+        return super().chooses or self.id is not None or self.routing is not None
 
     @property
     def targets(self) -> Mapping[str, str]:
@@ -110,6 +131,12 @@ class Options(Address, StoreOptions):
     anyway. A cluster of several nodes may want Spark's workers."""
 
     @model_validator(mode="after")
+    def _one_process_writes_what_is_routed(self) -> Self:
+        if self.workers_from_rows and any(one.routing is not None for one in self._of_tables.values()):
+            raise ValueError("workers_from_rows: documents with a routing are written by one process; leave it at 0")
+        return self
+
+    @model_validator(mode="after")
     def _settings_can_be_chosen(self) -> Self:
         if isinstance(self.settings, Mapping):
             try:
@@ -135,6 +162,14 @@ class Options(Address, StoreOptions):
     def shaping(self) -> Mapping[str, str]:
         return settings.shaping(self.further_settings)
 
+    def shaping_of(self, schema: TopicSchema) -> Mapping[str, str]:
+        return {**self.shaping, **self._placement(schema)}
+
+    def naming(self, schema: TopicSchema) -> tuple[str, ...]:
+        own = {one.name for one in schema.key}
+        named = (name for template in self._placement(schema).values() for name in placement.columns_of(template))
+        return tuple(dict.fromkeys(name for name in named if name not in own)) if own else ()
+
     @property
     def generational(self) -> bool:
         return True
@@ -146,6 +181,19 @@ class Options(Address, StoreOptions):
     @property
     def server_url(self) -> SecretStr:
         return self.url
+
+    @property
+    def _of_tables(self) -> Mapping[str, SearchTable]:
+        return cast(Mapping[str, SearchTable], self.held.options)
+
+    def _placement(self, schema: TopicSchema) -> Mapping[str, str]:
+        """``id`` and ``routing`` as they are said of this topic: of several patterns that match the last that says anything counts."""
+        found: dict[str, str] = {}
+        for pattern, one in self._of_tables.items():
+            if matches((pattern,), schema):
+                said = {placement.ID: one.id, placement.ROUTING: one.routing}
+                found |= {name: template for name, template in said.items() if template is not None}
+        return found
 
     def _said_twice(self, found: Mapping[str, Any]) -> str | None:
         """A setting that has an option of its own beside."""

@@ -40,17 +40,16 @@ from sinks.deadletters import Letter
 from sinks.generations import HeldWatch
 from sinks.render import jsonrows
 from sinks.render.choices import Choices
-from sinks.render.rowtext import keys
 from sinks.retry import Fate
 from sinks.search import bulk, conditional, fields, mapping, wishes
 from sinks.search.aside import Aside
 from sinks.search.conditional import Conflict
-from sinks.search.documents import ids_of_keys
 from sinks.search.indices import APART
 from sinks.search.ledger import Entry, SearchLedger
-from sinks.search.names import document_ids, places, shared
+from sinks.search.names import places, shared
 from sinks.search.options import Options as Options
 from sinks.search.parts import Parts, parts_of, remove
+from sinks.search.placement import ROUTING, placement_of
 from sinks.search.rebuild import SearchRebuild
 from sinks.search.register import GenerationRegister, Registered
 from sinks.search.rows import Rows
@@ -223,12 +222,19 @@ class SearchSink:
         place = {"index": places(self._options.index, schema).alias}
         said = {"settings": chosen, "mapping": mapping.wished(schema, style)}
         place |= {name: json.dumps(one, ensure_ascii=False) for name, one in said.items() if one}
-        ids = document_ids(keys(rows, schema)).to_pylist()
-        for identity, document in zip(ids, fields.sources(rows, schema, style), strict=True):
-            yield {**place, "id": identity, "document": document}
+        placement = placement_of(schema)
+        routings = placement.routings(rows)
+        routed = [{}] * len(rows) if routings is None else [{ROUTING: one} for one in routings.to_pylist()]
+        shown = zip(placement.ids(rows).to_pylist(), routed, fields.sources(rows, schema, style), strict=True)
+        for identity, routing, document in shown:
+            yield {**place, "id": identity, **routing, "document": document}
 
     def _check_wishes(self, schema: TopicSchema) -> None:
         wishes.check(self.name, schema, fields.own_kinds(schema, self._choices.style(schema)))
+        try:
+            placement_of(schema)
+        except ConfigError as error:
+            raise ConfigError(f'stores.{self.name}.tables."{schema.topic}".{error}', hint=error.hint) from None
 
     def shape(self, topic: str) -> Shape | None:
         return self._tables.shape(topic)
@@ -324,10 +330,10 @@ class SearchSink:
         return refused
 
     def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
-        return ids_of_keys(keys, schema)
+        return placement_of(schema).ids_of_keys(keys)
 
     def places(self, rows: pa.RecordBatch) -> pa.Array:
-        return document_ids(keys(rows, topic_schema(rows.schema)))
+        return placement_of(topic_schema(rows.schema)).ids(rows)
 
     def applied(self) -> Cut:
         return self._parts.looks.applied(writing=self._epoch is not None) if self._tables.followed.begun else ZERO_CUT

@@ -22,6 +22,8 @@ from sinks.render.kinds import JSON_KINDS, Kind, Leaf, List, Object, Pairs, Span
 GEO_POINT: Final = "geo_point"
 LAT: Final = "lat"
 LON: Final = "lon"
+VECTOR: Final = "knn_vector"
+DIMENSION: Final = "dimension"
 
 _WORDS: Final = frozenset(("text", "keyword", "wildcard", "match_only_text", "search_as_you_type", "constant_keyword", "token_count", "completion"))  # fmt: skip
 _NUMBERS: Final = frozenset(("long", "integer", "short", "byte", "double", "float", "half_float", "scaled_float", "unsigned_long"))
@@ -75,6 +77,17 @@ def of(schema: TopicSchema) -> Mapping[str, Wish]:
     return {name: Wish(wish.get("mapping"), GEO_POINT in wish) for name, wish in read.items()}
 
 
+def is_vector(column: TopicField) -> bool:
+    """Whether it is a column of pgvector's type ``vector``, whose text is a JSON array of numbers."""
+    return column.defined and column.type_name.rpartition(".")[2] == "vector" and column.structure == Scalar(ScalarType.TEXT)
+
+
+def dimension_of(column: TopicField) -> int | None:
+    """That of a column of type ``vector``; None where its type does not say it."""
+    modifier = column.source_type.rpartition(".")[2]
+    return int(modifier) if is_vector(column) and modifier.isdecimal() and int(modifier) else None
+
+
 def check_fragment(fragment: Mapping[str, Any]) -> None:
     """Checks what can be seen without the column. Raises ValueError."""
     kind = fragment.get("type")
@@ -102,6 +115,11 @@ def check(store: str, schema: TopicSchema, kinds: Mapping[str, Kind]) -> None:
                 raise ConfigError(
                     f"{where}.geo: {beside[0].column_name} cannot stand in {name}, which is a point", hint="rename it otherwise"
                 )
+        elif wish.type == VECTOR and (why := _no_vector(column, kinds[column.name], wish.fragment or {})):
+            raise ConfigError(
+                f"{where}.mapping: {column.name} {why}",
+                hint=f'for example {column.name} = {{ type = "{VECTOR}", {DIMENSION} = {dimension_of(column) or 384} }}',
+            )
         elif wish.fragment is not None and (why := _unfit(column, kinds[column.name], wish.fragment)):
             raise ConfigError(
                 f"{where}.mapping: {column.name} {why}", hint="leave `type` out, or choose one that its values can be"
@@ -110,6 +128,16 @@ def check(store: str, schema: TopicSchema, kinds: Mapping[str, Kind]) -> None:
 
 def _inside(column: TopicField, around: tuple[str, ...]) -> bool:
     return column.path[: len(around)] == around
+
+
+def _no_vector(column: TopicField, kind: Kind, fragment: Mapping[str, Any]) -> str:
+    numbers = isinstance(kind, List) and kind.element is Leaf.NUMBER
+    if not numbers and kind not in JSON_KINDS:
+        return f"is {_said(column)}, and never an array of numbers"
+    said, own = fragment.get(DIMENSION), dimension_of(column)
+    if own is None and said is None and "model_id" not in fragment:
+        return f"has no {DIMENSION}: its type does not say how many numbers a vector has"
+    return f"is {column.type_name}({own}), so {DIMENSION} = {said} fits no row" if own and said not in (None, own) else ""
 
 
 def _unfit(column: TopicField, kind: Kind, fragment: Mapping[str, Any]) -> str:

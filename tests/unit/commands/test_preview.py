@@ -17,7 +17,7 @@ from cdc.errors import ConfigError
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.evolution import Kind
-from cdc.model.pgtypes import FLOAT8, INT8, JSONB, NUMERIC, TEXT, TIMESTAMPTZ
+from cdc.model.pgtypes import DATE, FLOAT8, INT8, JSONB, NUMERIC, TEXT, TIMESTAMPTZ
 from cdc.model.position import Lsn
 from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
@@ -123,6 +123,36 @@ def test_the_page_shows_what_a_kind_of_store_is_told(tmp_path: Path, heading: st
     config.write_text(f'[source]\ndsn = "host=h"\n[log]\ndir = "log"\n{STORES}{said}')
     shown = CliRunner().invoke(app, ["--config", str(config), "preview", *command.split()])
     assert (shown.exit_code, shown.stdout) == (0, printed), shown.output
+
+
+ORDERS = Table(
+    16802,
+    "public",
+    "orders",
+    (
+        Column("id", INT8, key=True, attnum=1),
+        Column("region", TEXT, attnum=2),
+        Column("placed_at", DATE, attnum=3),
+    ),
+)
+
+
+def test_the_page_shows_places_by_columns_that_change(tmp_path: Path) -> None:
+    section = PAGE.partition("## May a column that changes say where a row stands?")[2].partition("\n## ")[0]
+    said = "\n".join(re.findall(r"```toml\n(.*?)```", section, re.DOTALL))
+    writer = EmbeddedLogWriter(tmp_path / "log")
+    order: Row = {"id": "17", "region": "us", "placed_at": "2026-11-22"}
+    writer.append(batch(ORDERS, [(Op.INSERT, 1, order), (Op.UPDATE, 2, {**order, "region": "eu"})]))
+    writer.commit(Lsn(10), 1)
+    writer.close()
+    config = tmp_path / "cdc.toml"
+    config.write_text(f'[source]\ndsn = "host=h"\n[log]\ndir = "log"\n{STORES}{said}')
+    commands = re.findall(r"```console\n\$ cdc preview (.*?)```", section, re.DOTALL)
+    assert len(commands) == 2
+    for command, _, printed in (one.partition("\n") for one in commands):
+        for arguments in (command.split(), command.split()[:-2]):
+            shown = CliRunner().invoke(app, ["--config", str(config), "preview", *arguments])
+            assert (shown.exit_code, shown.stdout) == (0, printed), shown.output
 
 
 def test_every_kind_shows_its_own(preview: Callable[..., Result]) -> None:

@@ -21,6 +21,7 @@ from cdc.lookup.worker import Keeping
 from cdc.model.batch import Op
 from cdc.model.position import Position
 from cdc.settings.models import Settings
+from sinks import options_model
 from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
 from tests.unit.log.compaction.test_merge import Log
 
@@ -57,6 +58,18 @@ def test_the_named_tables_are_kept_and_no_others(log: Log) -> None:
     now = settings(log, {"public.pairs": {"lookup": True}})
     assert looked(keeping, log) == []
     assert [path.name for path in (log.root / FOLDER).iterdir()] == [folder_of(log.root, "public.pairs").name]
+    now = settings(log, {})
+    assert looked(keeping, log) == []
+    assert list((log.root / FOLDER).iterdir()) == []
+
+
+def test_a_store_that_asks_for_former_rows_switches_it_on_for_its_tables(log: Log) -> None:
+    given = {"kind": "redis", "url": "redis://h", "tables": {"select": ["public.*"], "public.orders": {"key": "o:{status}:{id}"}}}
+    stores = {"cache": options_model("redis").model_validate(given)}
+    now = settings(log, {"public.orders": {"lookup": False}}).model_copy(update={"stores": stores})
+    keeping = Keeping(now, threading.Event(), in_force=lambda: now)
+    assert looked(keeping, log) == []
+    assert [path.name for path in (log.root / FOLDER).iterdir()] == [folder_of(log.root, "public.orders").name]
     now = settings(log, {})
     assert looked(keeping, log) == []
     assert list((log.root / FOLDER).iterdir()) == []

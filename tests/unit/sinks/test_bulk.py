@@ -8,14 +8,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from cdc.errors import StoreError
-from cdc.model.batch import Op
+from cdc.model.batch import Op, topic_schema
 from cdc.model.topic import TopicSchema
+from sinks.holding import bound
+from sinks.places import Former, moves
 from sinks.retry import ATTEMPTS_MAX, Fate, backoff_s
 from sinks.search.bulk import actions, payload, send, split
 from sinks.search.fields import style_of
+from sinks.search.options import Options
+from sinks.search.placement import former
 from sinks.search.wire import Answer
 from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
 
@@ -69,6 +74,30 @@ def test_a_body_is_an_action_and_a_document_per_row() -> None:
     assert found[2]["index"]["_id"].startswith("\\#")
     assert len(found[2]["index"]["_id"].encode()) <= 512
     assert found[3] == {"_cdc_position": 6, "_cdc_deleted": True, "a": "k" * 600, "b": "b"}
+
+
+def test_a_row_that_leaves_its_place_is_deleted_there_below_the_version_of_what_comes() -> None:
+    said = {"kind": "opensearch", "url": "http://127.0.0.1:1", "tables": {"public.orders": {"routing": "{status}"}}}
+    holding = bound("s", Options.model_validate(said), TopicSchema.of(ORDERS))
+    source = batch(ORDERS, [(Op.UPDATE, 5, order(1, "paid")), (Op.DELETE, 6, order(2)), (Op.READ, 7, order(3))])
+
+    def before(shape: TopicSchema, upto: int, asked: pa.Array) -> Former:  # noqa: ARG001
+        return Former(batch(ORDERS, [(Op.READ, 1, order(1)), (Op.READ, 2, order(2, "odd")), (Op.READ, 3, order(3))]), np.arange(3))
+
+    changes = moves(source, holding.batch, before)  # type: ignore[arg-type]
+    schema = topic_schema(changes.schema)
+    lines = actions(changes, schema, style_of(schema, {})).data.tobytes().splitlines()
+    found = [json.loads(line)["index"] for line in lines[::2]]
+    assert found == [
+        {"version_type": "external_gte", "version": 4, "routing": "new", "_id": "1"},
+        {"version_type": "external", "version": 5, "routing": "paid", "_id": "1"},
+        {"version_type": "external", "version": 6, "routing": "odd", "_id": "2"},
+        {"version_type": "external", "version": 7, "routing": "new", "_id": "3"},
+    ]
+    assert ["_cdc_deleted" in json.loads(line) for line in lines[1::2]] == [True, False, True, False]
+    again = changes.set_column(0, changes.schema.field(0), pa.array([9] * 4, pa.int64()))
+    reads = again.set_column(1, again.schema.field(1), pa.array([int(Op.READ)] * 4, pa.int8()))
+    assert not former(reads).any(), "rows that are written again share their position"
 
 
 def test_a_batch_is_split_by_bytes() -> None:

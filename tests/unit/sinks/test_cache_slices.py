@@ -32,3 +32,10 @@ def test_large_rows_go_by_so_many_bytes_and_the_largest_alone() -> None:
     large = "x" * (SLICE_BYTES // 3 - 1000)
     assert [len(piece) for piece in slices(upserts(ORDERS, 1, [order(key, note=large) for key in range(7)]))] == [3, 3, 1]
     assert [len(piece) for piece in slices(upserts(ORDERS, 1, [order(key, note=large * 4) for key in range(3)]))] == [1, 1, 1]
+
+
+def test_what_is_of_one_position_is_never_parted() -> None:
+    batch = upserts(ORDERS, 1, [order(key) for key in range(3 * FIRST_ROWS)])
+    positions = pa.array([*range(1, FIRST_ROWS + 1), FIRST_ROWS, *range(FIRST_ROWS + 1, 3 * FIRST_ROWS)], pa.int64())
+    twice = batch.set_column(0, batch.schema.field(0), positions)
+    assert [len(piece) for piece in slices(twice)] == [FIRST_ROWS + 1, 2 * FIRST_ROWS - 1]

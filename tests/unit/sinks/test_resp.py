@@ -206,3 +206,15 @@ def test_a_written_key_expires_and_every_key_is_published(hashes: bool) -> None:
         assert start == count, seed
     swept = deletions(told, raw_texts(pa.array([b"a", b"b"], pa.binary())), Limits(10, 1 << 20))
     assert [name for name, *_ in queued(swept[0], told)] == [b"DEL", b"PUBLISH", b"PUBLISH", b"HSET"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_what_is_of_one_position_is_never_parted(limit: int) -> None:
+    changes: list[tuple[bytes, bytes | None]] = [(b"a", b"1"), (b"a", None), (b"b", b"2"), (b"c", b"3"), (b"c", None), (b"d", b"4")]
+    made = rows(changes)
+    moving = RowFrames(made.keys, made.values, made.gone, np.array([1, 2, 2, 3, 4, 4]))
+    parts = parts_of(MOVING, moving, Limits(limit, 1 << 20))
+    assert [part.upto for part in parts] == {1: [1, 2, 3, 4], 2: [2, 4], 3: [2, 4]}[limit]
+    assert carried_out(parts, MOVING) == {b"b": b"2", b"d": b"4", b"L": {b"at": 4}}
+    standing = RowFrames(made.keys, made.values, made.gone, np.full(6, 7))
+    assert len(parts_of(STANDING, standing, Limits(limit, 1 << 20))) == -(-6 // limit), "rows that are written again share theirs"

@@ -52,7 +52,9 @@ def previewed(rows: list[Row], made: Options, table: Table = PLACES) -> list[dic
     holding = bound("s", made, TopicSchema.of(table))
     check("s", made, TopicSchema.of(table))
     shown = SearchSink("s", made).preview(holding.batch(upserts(table, 1, rows)))
-    return [{part: json.loads(text) if part not in ("index", "id") else text for part, text in row.items()} for row in shown]
+    return [
+        {part: json.loads(text) if part not in ("index", "id", "routing") else text for part, text in row.items()} for row in shown
+    ]
 
 
 def field(name: str, **said: Any) -> Any:
@@ -105,6 +107,75 @@ def test_single_values_that_a_mapping_asks_for_are_not_wrapped() -> None:
     assert vector["mapping"] == {"name": {"type": "knn_vector", "dimension": 3}}
 
 
+VECTORS = Table(
+    16901,
+    "public",
+    "places",
+    (
+        Column("id", INT8, -1, "int8", key=True, attnum=1),
+        Column("embedding", 99_000, 3, "vector", attnum=2),
+        Column("loose", 99_000, -1, "vector", attnum=3),
+        Column("reals", 1021, -1, "_float4", attnum=4),
+    ),
+)
+
+
+def test_a_vector_is_an_array_of_so_many_numbers_as_its_type_says() -> None:
+    row: Row = {"id": "1", "embedding": "[1,2.5,-1e-07]", "loose": "[1]", "reals": "{1.5,NULL}"}
+    method = {"name": "hnsw", "engine": "lucene"}
+    made = options(mapping={"embedding": {"type": "knn_vector", "method": method}, "reals": {"type": "knn_vector", "dimension": 2}})
+    [shown] = previewed([row], made, VECTORS)
+    assert shown["document"] == {"id": 1, "embedding": [1, 2.5, -1e-07], "loose": "[1]", "reals": [1.5, None]}
+    assert shown["mapping"] == {
+        "embedding": {"type": "knn_vector", "method": method, "dimension": 3},
+        "reals": {"type": "knn_vector", "dimension": 2},
+    }
+    [said] = previewed([row], options(mapping={"loose": {"type": "knn_vector", "dimension": 1}}), VECTORS)
+    assert (said["document"]["loose"], said["mapping"]["loose"]) == ([1], {"type": "knn_vector", "dimension": 1})
+    for wish, message in (
+        ({"embedding": {"type": "knn_vector", "dimension": 4}}, r"embedding is vector\(3\), so dimension = 4 fits no row"),
+        ({"loose": {"type": "knn_vector"}}, "loose has no dimension: its type does not say how many numbers a vector has"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            previewed([row], options(mapping=wish), VECTORS)
+    with pytest.raises(ConfigError, match="embedding is vector, and never an array of numbers"):
+        previewed([row], options(**{"as": {"embedding": "text"}, "mapping": {"embedding": {"type": "knn_vector"}}}), VECTORS)
+
+
+def test_a_vector_of_another_dimension_is_another_field() -> None:
+    made = options(mapping={"embedding": {"type": "knn_vector"}})
+    wider = dataclasses.replace(VECTORS, columns=(VECTORS.columns[0], dataclasses.replace(VECTORS.columns[1], typmod=4)))
+    fields = []
+    for table in (VECTORS, wider):
+        held = bound("s", made, TopicSchema.of(VECTORS)).held(TopicSchema.of(table))
+        fields.append(mapping.properties(held, SearchSink("s", made)._choices.style(held)))
+    assert mapping.contradicted(fields[1], fields[0]) == ["embedding"]
+    assert not mapping.contradicted(fields[0], fields[0])
+
+
+def test_documents_are_named_and_routed_by_columns() -> None:
+    [shown] = previewed([{**BERLIN, "name": "a/b"}], options(id="{name}/{id}", routing="{name}-{open}"))
+    assert (shown["id"], shown["routing"]) == ("a\\/b/1", "a/b-\\N")
+    [plain] = previewed([BERLIN], options(routing="{name}"))
+    assert (plain["id"], plain["routing"]) == ("1", "Berlin")
+    assert "routing" not in previewed([BERLIN], options())[0]
+    [long] = previewed([{**BERLIN, "name": "x" * 600}], options(id="{name}/{id}"))
+    assert long["id"].startswith("\\#")
+    assert len(long["id"]) == 66
+
+
+def test_another_id_or_routing_is_another_shape() -> None:
+    former = bound("s", options(id="{name}/{id}", routing="{name}"), SCHEMA)
+    assert decoded(former.text).text == former.text
+    for other, what in (
+        (options(id="{name}:{id}", routing="{name}"), "id is another"),
+        (options(id="{name}/{id}"), "routing is another"),
+        (options(routing="{open}"), "places are named by open, and were not"),
+    ):
+        with pytest.raises(ConfigError, match=what):
+            settled("s", SCHEMA, former, bound("s", other, SCHEMA))
+
+
 def test_two_columns_are_a_geo_point() -> None:
     rows: list[Row] = [BERLIN, {**BERLIN, "latitude": None}, {**BERLIN, "latitude": None, "longitude": None}]
     shown = previewed(rows, options(geo=WHERE))
@@ -141,6 +212,14 @@ def test_a_point_is_a_geo_point_whose_x_is_the_longitude() -> None:
         ({"mapping": {"latitude": {"type": "geo_point"}}}, "latitude is float8, and never a value of type geo_point"),
         ({"mapping": {"since": {"type": "double"}}}, "since is timestamptz, and never a value of type double"),
         ({"mapping": {"span": {"type": "integer_range"}}}, "span is a range, an object of its bounds"),
+        ({"mapping": {"name": {"type": "knn_vector", "dimension": 3}}}, "name is text, and never an array of numbers"),
+        ({"mapping": {"more": {"type": "knn_vector"}}}, "more has no dimension: its type does not say how many numbers"),
+        ({"id": "{name}"}, r'"public.places".id = .*: rows of public.places also differ in id'),
+        ({"id": "{id}{name}"}, "between two columns it needs a separator"),
+        ({"id": "{id}/{nmae}"}, "public.places has no column nmae"),
+        ({"routing": "{nmae}"}, r'"public.places".routing = .*: public.places has no column nmae'),
+        ({"routing": "{name}", "exclude": ["name"]}, "the store does not show name, by which documents are told apart"),
+        ({"routing": "{name}", "rename": {"name": "title"}}, "name is part of the key in the store, which keeps its names"),
         ({"geo": {"location": {"lat": "latitude", "lon": "lon"}}}, r'"public.places": public.places has no column lon'),
         ({"geo": {"location": {"lat": "name", "lon": "longitude"}}}, "geo: name is not a number"),
         ({"geo": {"name": WHERE["location"]}}, "cannot both be there"),
@@ -163,6 +242,9 @@ def test_what_cannot_be_is_refused_by_name(said: dict[str, Any], message: str | 
     ("store", "said", "message"),
     [
         ({}, {"mapping": {"name": {"copy_to": "all"}}}, "name: copy_to would fill a field that no column has"),
+        ({}, {"routing": "eu"}, "routing = 'eu' cannot name documents' places: it names no column"),
+        ({}, {"id": "{id!r}"}, "only {column} may stand in it"),
+        ({"workers_from_rows": 1}, {"routing": "{name}"}, "documents with a routing are written by one process"),
         ({}, {"mapping": {"name": {"type": "join"}}}, "a field of type join holds no column's value"),
         ({}, {"mapping": {"name": {"type": 7}}}, "type is not a text"),
         ({}, {"geo": WHERE, "rename": {"latitude": "lat"}}, "geo: latitude has another place already"),

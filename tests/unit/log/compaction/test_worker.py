@@ -18,6 +18,7 @@ from cdc.compaction.bounds import Settled, TopicPoints, bounds, due, groups
 from cdc.compaction.pins import Pins
 from cdc.compaction.standing import compact_now
 from cdc.compaction.worker import Compaction, settled
+from cdc.errors import ConfigError
 from cdc.log.contract import ClosedRange
 from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
@@ -112,10 +113,10 @@ def test_a_clock_that_jumps_ahead_makes_nothing_old(shop: tuple[Settings, Embedd
     writer.close()
 
 
-def told(settings: Settings, position: int, state: str = "following") -> None:
-    said = FollowerStatus("told", position=position, state=state)
+def told(settings: Settings, position: int, state: str = "following", name: str = "told") -> None:
+    said = FollowerStatus(name, position=position, state=state)
     status.stamp(said)
-    status.write(settings.run_dir, "follow-told", said)
+    status.write(settings.run_dir, f"follow-{name}", said)
 
 
 def test_a_store_that_reads_on_holds_back_what_it_lacks_and_one_that_stands_still_only_for_a_while(
@@ -185,6 +186,23 @@ def test_a_store_that_is_added_while_capture_runs_holds_compaction_back_from_the
         now[0] = settings.model_copy(update={"stores": {**settings.stores, "new": new}})
         assert worker.wanted(reader, writer.upkeep, topic, old, compaction._pins.look(0.0)) == (0, 0)
     writer.close()
+
+
+def test_where_a_store_names_places_by_columns_that_change_everything_stays(
+    shop: tuple[Settings, EmbeddedLogWriter],
+) -> None:
+    settings, writer = shop
+    grown(writer, 60)
+    writer.close()
+    given = {"kind": "redis", "url": "redis://h", "tables": {"select": ["public.*"], "public.orders": {"key": "o:{status}:{id}"}}}
+    places = settings.model_copy(update={"stores": {"cache": options_model("redis").model_validate(given)}})
+    told(settings, 60, name="cache")
+    assert list(compact_now(places, None)) == []
+    with pytest.raises(ConfigError, match=r"public.orders is kept whole: a store names places of its rows"):
+        list(compact_now(places, "public.orders"))
+    given["tables"] = ["public.orders"]
+    others = settings.model_copy(update={"stores": {"cache": options_model("redis").model_validate(given)}})
+    assert [done.dropped > 0 for done in compact_now(others, "public.orders")] == [True]
 
 
 def test_compaction_at_once_includes_what_was_left_unsealed(shop: tuple[Settings, EmbeddedLogWriter]) -> None:
