@@ -282,6 +282,8 @@ def test_a_pointer_that_could_be_a_row_or_a_generations_key_is_refused(shop: Sho
     for pointer in ("cdc:live", "g2:live", ""):
         with pytest.raises(ValueError, match="pointer"):
             Options.model_validate({"kind": "redis", "url": "redis://h", "pointer": pointer})
+    with pytest.raises(ValueError, match="exclude each other"):
+        Options.model_validate({"kind": "redis", "url": "redis://h", "pointer": "live", "value": "invalidate"})
     mine = shop.options.model_copy(update={"pointer": ROW.format("live")})
     with closing(CacheSink("cache", mine)) as sink, pytest.raises(ConfigError, match="could be a key of public"):
         sink.foresee([TopicSchema.of(ORDERS)])
