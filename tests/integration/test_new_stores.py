@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from cdc.embedded.opensearch import OpenSearch
 from cdc.follow.follower import Follower
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.topicstates import EmbeddedStates
@@ -89,7 +88,3 @@ def begin_and_go_on(root: Path, given: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize("value", ["json", "hash"])
 def test_a_cache(valkey: Any, tmp_path: Path, value: str) -> None:
     begin_and_go_on(tmp_path / "log", {"kind": "redis", "url": valkey.url, "value": value})
-
-
-def test_an_index(opensearch: OpenSearch, tmp_path: Path) -> None:
-    begin_and_go_on(tmp_path / "log", {"kind": "opensearch", "url": opensearch.url})
