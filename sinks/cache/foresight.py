@@ -1,4 +1,4 @@
-"""What a cache's options come to, before anything is written: whether they fit its tables, what they change of the rows that are there, what they make of a row."""
+"""A cache's options before anything is written: whether they fit its tables, what they change of the rows that are there, what they make of a row."""
 
 from __future__ import annotations
 
