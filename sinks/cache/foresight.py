@@ -1,5 +1,4 @@
-"""Foresees, before anything is written, what a cache's options come to: whether they fit its tables, what they change of the rows that are there, and what they
-make of a row."""
+"""A cache's options before anything is written: whether they fit its tables, what they change of the rows that are there, what they make of a row."""
 
 from __future__ import annotations
 

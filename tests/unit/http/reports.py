@@ -11,6 +11,7 @@ from cdc.report.shape import (
     CaptureReport,
     CatchUp,
     FollowerReport,
+    GenerationReport,
     Lag,
     LettersReport,
     LogReport,
@@ -153,6 +154,16 @@ def drifting(at: float | None = None) -> Report:
     search, cache, warehouse = report.followers
     problem = "store cache differs from the log in 3 rows of public.flights → cdc audit cache --table public.flights lists them"
     return replace(report, followers=(search, replace(cache, audit=DRIFTS), warehouse), healthy=False, problems=(problem,))
+
+
+def bootstrapping(at: float | None = None) -> Report:
+    """A search index's next generation is being built, and the one before is kept."""
+    report = healthy(at)
+    kept = GenerationReport("search", 1, "kept", True, None, 90, Lag(4, 40, 1.0), None, None, 1_700_000_000.0)
+    built = GenerationReport(
+        "search", 3, "building", True, None, 80, Lag(14, 140, 9.0), "building", CatchUp(50, 200, 25.0, 6.0), None
+    )
+    return replace(report, generations=(kept, built))
 
 
 def stopped(at: float | None = None) -> Report:

@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.http.metrics import MAX_TABLES, ReportCollector
-from cdc.report.shape import CatchUp, GenerationReport, Lag, Report, SnapshotReport, TopicReport
+from cdc.report.shape import Report, SnapshotReport, TopicReport
 from tests.unit.http import reports
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -87,11 +87,7 @@ def test_what_differs_is_told_by_table_and_kind() -> None:
 
 
 def test_generations_are_series_of_their_own() -> None:
-    report = reports.healthy()
-    kept = GenerationReport("search", 1, "kept", True, None, 90, Lag(4, 40, 1.0), None, None, 1_700_000_000.0)
-    far = CatchUp(50, 200, 25.0, 6.0)
-    built = GenerationReport("search", 3, "building", True, None, 80, Lag(14, 140, 9.0), "building", far, None)
-    found = scraped(replace(report, generations=(kept, built)))
+    found = scraped(reports.bootstrapping())
     one, three = (
         (("generation", number), ("state", state), ("store", "search")) for number, state in (("1", "kept"), ("3", "building"))
     )
