@@ -1,8 +1,8 @@
 """The audit's engine: two sides of rows in any order, which keys do not agree. Pure but for spilling to anonymous files.
 
 Each side is scanned once. A row leaves a key digest (128 bit), a row digest (64 bit) and its ordinal behind; the key's own
-text goes to an anonymous temporary file, to be read back for the few keys that differ. The sides are sorted by key digest and
-merged. Per key the number of rows and the sum of their digests are compared. Where rows are identified by all of their columns, a store
+text goes to an anonymous temporary file, to be read back for the few keys that differ. The sides are summed up in buckets of key digests on the way. Those
+buckets whose sums are not the same are sorted by key digest and merged: per key the number of rows and the sum of their digests are compared. Where rows are identified by all of their columns, a store
 holds equal rows once: then distinct rows are compared, and those that repeat another are counted.
 
 Both sides have to be read: neither Redis nor OpenSearch can make a digest of what many rows hold, and a warehouse's and Postgres's own digests
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc.audit.records import I64, RECORD, KeptDigests, KeptKeys
+from cdc.audit.records import I64, RECORD, BucketSums, KeptDigests, KeptKeys, in_buckets
 from cdc.kernels.digests import U64, digests
 from cdc.kernels.jit import kernel
 from cdc.model.topic import TopicSchema
@@ -51,6 +51,8 @@ class Side:
         self._key = list(key)
         self._seed = seed
         self.digests = KeptDigests(spill_rows)
+        self.sums = None if distinct else BucketSums()
+        """None where equal rows count once, which no sum shows."""
         self.keys = KeptKeys(pa.schema([schema.field(i) for i in self._key]))
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -60,6 +62,8 @@ class Side:
         if batch.num_rows == 0:
             return
         found = digests(batch, self._key, self._seed)
+        if self.sums is not None:
+            self.sums.add(*found)
         records = np.empty(batch.num_rows, RECORD)
         records["high"], records["low"], records["row"] = found
         records["ordinal"] = np.arange(self.rows, self.rows + batch.num_rows)
@@ -84,10 +88,15 @@ class Side:
 
 def suspects(source: Side, store: Side) -> pa.RecordBatch:
     """The keys (their text, one row per key) whose rows do not agree. Consumes both sides' digests."""
+    differ = None if source.sums is None or store.sums is None else source.sums.differ(store.sums)
+    if differ is not None and not differ.any():
+        return source.keys.take(np.empty(0, np.int64))
     divided = source.digests.spilled or store.digests.spilled
     of_source: list[I64] = []
     of_store: list[I64] = []
     for ours, theirs in zip(source.digests.ranges(divided), store.digests.ranges(divided), strict=True):
+        if differ is not None:
+            ours, theirs = in_buckets(ours, differ), in_buckets(theirs, differ)
         found = _merge(*source.in_order(ours), *store.in_order(theirs))
         of_source.append(found[found >= 0])
         of_store.append(~found[found < 0])

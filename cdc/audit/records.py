@@ -4,17 +4,51 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import IO, Final
+from typing import IO, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-I64 = npt.NDArray[np.int64]
+from cdc.kernels.digests import U64, mixed
+from cdc.kernels.jit import kernel
 
+I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_BUCKET_BITS: Final = 14
 _RANGES: Final = 64
 RECORD: Final = np.dtype([("high", "<u8"), ("low", "<u8"), ("row", "<u8"), ("ordinal", "<i8")])
 """A row: its key's digest in two halves, its own digest, and its number."""
+
+
+class BucketSums:
+    """The records of one side summed up, by the first bits of their keys' digests: buckets with the same sums hold the same rows, whatever their order. A sum
+    has 128 bits, of digests whose seed nobody knows.
+    """
+
+    def __init__(self) -> None:
+        self._sums = np.zeros((1 << _BUCKET_BITS, 2), np.uint64)
+
+    def add(self, high: U64, low: U64, row: U64) -> None:
+        _sum_up(high, low, row, self._sums)
+
+    def differ(self, other: BucketSums) -> Mask:
+        """For each bucket whether it holds other rows than the other side's."""
+        return np.asarray((self._sums != other._sums).any(axis=1))
+
+
+def in_buckets(records: npt.NDArray[np.void], which: Mask) -> npt.NDArray[np.void]:
+    """The records in these buckets."""
+    return np.asarray(records[which[records["high"] >> np.uint64(64 - _BUCKET_BITS)]])
+
+
+@kernel
+def _sum_up(high: Any, low: Any, row: Any, sums: Any) -> None:
+    for i in range(high.size):
+        bucket = high[i] >> np.uint64(64 - _BUCKET_BITS)
+        sums[bucket, 0] += mixed(low[i] ^ mixed(row[i]))
+        sums[bucket, 1] += mixed(high[i] + row[i] * low[i])
 
 
 class KeptDigests:

@@ -8,13 +8,14 @@ spaces and the scale of a numeric count.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.kernels.jit import inlined, kernel
+from cdc.kernels.windows import eight_bytes
 
 U64 = npt.NDArray[np.uint64]
 
@@ -22,6 +23,7 @@ _C1: Final = np.uint64(0x87C37B91114253D5)
 _C2: Final = np.uint64(0x4CF5AD432745937F)
 _FOLD: Final = np.uint64(0x9E3779B97F4A7C15)
 _NULL: Final = np.uint64(0xD6E8FEB86659FD93)
+_ALL: Final = np.uint64(0xFFFFFFFFFFFFFFFF)
 _NO_BITMAP: Final = np.empty(0, np.uint8)
 _NO_BYTES: Final = np.empty(0, np.uint8)
 
@@ -43,7 +45,8 @@ def _rotl(value: np.uint64, bits: int) -> np.uint64:
 
 
 @inlined
-def _mix(value: np.uint64) -> np.uint64:
+def mixed(value: np.uint64) -> np.uint64:
+    """murmur3's last step: every bit of the value is in every bit of it."""
     value ^= value >> np.uint64(33)
     value *= np.uint64(0xFF51AFD7ED558CCD)
     value ^= value >> np.uint64(33)
@@ -53,11 +56,16 @@ def _mix(value: np.uint64) -> np.uint64:
 
 
 @inlined
-def _word(data: npt.NDArray[np.uint8], at: int, length: int) -> np.uint64:
-    """Up to eight bytes, little endian; LLVM makes one load of the whole ones."""
-    word = np.uint64(0)
-    for k in range(length):
-        word |= np.uint64(data[at + k]) << np.uint64(8 * k)
+def _word(data: Any, at: int, length: int) -> Any:
+    """Up to eight bytes, little endian: one load where eight lie in the array."""
+    if length == 0:
+        word = np.uint64(0)
+    elif at + 8 <= data.size:
+        word = eight_bytes(data, at) & (_ALL >> np.uint64(8 * (8 - length)))
+    else:
+        word = np.uint64(0)
+        for k in range(length):
+            word |= np.uint64(data[at + k]) << np.uint64(8 * k)
     return word
 
 
@@ -91,8 +99,8 @@ def _murmur128(data: npt.NDArray[np.uint8], start: int, end: int, seed: np.uint6
     h2 ^= length
     h1 += h2
     h2 += h1
-    h1 = _mix(h1)
-    h2 = _mix(h2)
+    h1 = mixed(h1)
+    h2 = mixed(h2)
     h1 += h2
     h2 += h1
     return _Hash(h1, h2)
@@ -104,16 +112,16 @@ def _fold_column(column: _Column, seed: np.uint64, row: U64, high: U64, low: U64
     for i in range(row.size):
         bit = bit_offset + i
         if bitmap.size and not (bitmap[bit >> 3] >> (bit & 7)) & 1:
-            h1 = _mix(seed ^ _NULL)
-            h2 = _mix(h1 + _FOLD)
+            h1 = mixed(seed ^ _NULL)
+            h2 = mixed(h1 + _FOLD)
         else:
             found = _murmur128(data, offsets[i], offsets[i + 1], seed)
             h1 = found.high
             h2 = found.low
-        row[i] = _mix(row[i] * _FOLD + h1)
+        row[i] = mixed(row[i] * _FOLD + h1)
         if key:
-            high[i] = _mix(high[i] * _FOLD + h1)
-            low[i] = _mix(low[i] * _FOLD + h2)
+            high[i] = mixed(high[i] * _FOLD + h1)
+            low[i] = mixed(low[i] * _FOLD + h2)
 
 
 def digests(batch: pa.RecordBatch, key: Sequence[int], seed: int) -> Digests:

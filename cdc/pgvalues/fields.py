@@ -8,57 +8,22 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from llvmlite import ir
-from numba import types
 
-from cdc.kernels.jit import inlined, instruction, kernel
+from cdc.kernels.jit import inlined, kernel
+from cdc.kernels.windows import WINDOW, first_of, looked_for
 from cdc.pgvalues.arrays import WholeRows
 from cdc.pgvalues.characters import BACKSLASH, LINE_FEED, NULL, TAB
 from cdc.pgvalues.integers import COPY_DATA, read_u32
 from cdc.pgvalues.values import Bytes, Lengths, Offsets
 
-WINDOW: Final = 64
-"""Bytes that are looked at together: one bit each of a word."""
 _MARKS: Final = (TAB, LINE_FEED, BACKSLASH)
 _MEANT: Final = np.arange(256, dtype=np.uint8)
 """The byte that a byte behind a backslash stands for."""
 _MEANT[list(b"btnvfr")] = list(b"\b\t\n\v\f\r")
 
 
-def _marked(_context: Any, data: Any, at: Any) -> Any:
-    """Bit k of the answer says whether byte ``at + k`` is a tab, a line feed or a backslash; all 64 lie in ``data``. One comparison of 64
-    bytes for each of the three where the processor has wide registers, a few where they are narrower."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        vector = ir.VectorType(ir.IntType(8), WINDOW)
-        place = builder.bitcast(builder.gep(array.data, [arguments[1]]), vector.as_pointer())
-        found = builder.load(place, align=1)
-        same = [builder.icmp_unsigned("==", found, ir.Constant(vector, [mark] * WINDOW)) for mark in _MARKS]
-        return builder.bitcast(builder.or_(builder.or_(same[0], same[1]), same[2]), ir.IntType(WINDOW))
-
-    return types.uint64(data, at), generate
-
-
-def _first(_context: Any, word: Any) -> Any:
-    """The number of the lowest bit that is set; the word is not 0."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(word), generate
-
-
-def _marked_one_by_one(data: Any, at: Any) -> Any:
-    return np.uint64(sum(1 << k for k in range(WINDOW) if data[at + k] in _MARKS))
-
-
-def _first_counted(word: Any) -> Any:
-    return (int(word) & -int(word)).bit_length() - 1
-
-
-_marked_at = instruction(_marked, _marked_one_by_one)
-_first_of = instruction(_first, _first_counted)
+_marked_at = looked_for(_MARKS)
+"""Which of the next 64 bytes are a tab, a line feed or a backslash."""
 
 
 @inlined
@@ -113,7 +78,7 @@ def split(data: Bytes, skip: int, offsets: Offsets, lengths: Lengths) -> int:
                 if window >= size:
                     return -1
                 marks = _look(data, window, size)
-            at = window + _first_of(marks)
+            at = window + first_of(marks)
             marks &= marks - np.uint64(1)
             length = at - start
             if data[at] == BACKSLASH:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from cdc.errors import SourceError
+from cdc.kernels.memory import Reused
 from cdc.model.position import Lsn, parse_lsn
 from cdc.model.table import Table
 from cdc.pgvalues.copytext import parse
@@ -33,6 +34,8 @@ _FILTER: Final = (
     + PUBLISHED
     + " p where p.oid = c.oid) from (select to_regclass(%(table)s)::oid) named(oid) left join pg_class c on c.oid = named.oid"
 )
+_MEMORY_BYTES: Final = 8 << 20
+"""Kept of each size for the next blocks."""
 _PAGE_BYTES: Final = 8192
 _PAGE_HEADER_BYTES: Final = 40
 
@@ -76,6 +79,7 @@ class SourceRows:
         """``table``: as the log has it; ``protect`` gives its protected columns the values that the log has. Raises SourceError when the
         source no longer has the table."""
         self._protect = protect
+        self._memory = Reused(_MEMORY_BYTES)
         self._connection = connection
         self._table = table
         self._name = sql.Identifier(table.schema, table.name)
@@ -160,7 +164,7 @@ class SourceRows:
     def _copy(
         self, query: sql.Composed, schema: pa.Schema, keep_going: Callable[[], bool] = lambda: True
     ) -> Iterator[pa.RecordBatch]:
-        blocks, ended = copy_blocks(self._connection, query.as_string(self._connection), Event()), False
+        blocks, ended = copy_blocks(self._connection, query.as_string(self._connection), Event(), take=self._memory.take), False
         try:
             for block in blocks:
                 yield self._protect(parse(block.data, schema, block.rows, block.skip))
