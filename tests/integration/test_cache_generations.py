@@ -32,8 +32,9 @@ from sinks.heldlog import HeldLog
 from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
 from tests.contract.test_marks import apply, pair
 from tests.faults import points
-from tests.integration.test_generations import fed, followed, until
+from tests.integration.test_generations import fed, followed
 from tests.logs import LooseLog
+from tests.waiting import until
 
 POINTER = "live:cache"
 ROW = "public.orders:{}"

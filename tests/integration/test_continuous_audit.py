@@ -30,6 +30,7 @@ from snapshots.requests import Request, Requests
 from tests.conftest import Database
 from tests.integration.pipeline import service, settings_of
 from tests.integration.test_audit import ROWS, CacheKeys, Index, source  # noqa: F401 (source is a fixture)
+from tests.waiting import until
 
 WITHIN_S = 240
 """For a round, on a machine with much else to do."""
@@ -96,13 +97,6 @@ def traffic(dsn: str, seed: int) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
-
-
-def until(said: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not said():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)  # what is asked takes time from those who are waited for
 
 
 def reported(settings: Settings) -> Report:

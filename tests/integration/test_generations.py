@@ -44,6 +44,7 @@ from tests.contract.rows import ORDERS, PAIRS, batch, order, schema, upserts
 from tests.contract.test_marks import apply, pair
 from tests.faults import points
 from tests.logs import LooseLog
+from tests.waiting import until
 
 EVENTS = replace(ORDERS, oid=20001, name="events")
 LONG_S = 300.0
@@ -450,13 +451,6 @@ def repeated(work: Callable[[], None]) -> Iterator[list[BaseException]]:
     finally:
         done.set()
         thread.join(60)
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not true():
-        assert time.monotonic() < deadline, "it does not come true"
-        time.sleep(0.1)
 
 
 @pytest.mark.timeout(900)

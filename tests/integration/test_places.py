@@ -22,7 +22,8 @@ from cdc.state import rebuilds, stops
 from snapshots.requests import Request, Requests
 from tests.conftest import Cache, Database
 from tests.integration.pipeline import service, settings_of
-from tests.integration.test_where import CATCH_UP_S, serve, until
+from tests.integration.test_where import CATCH_UP_S, serve
+from tests.waiting import until
 
 DDL = """
 create table public.orders (id bigint primary key, region text, n int, note text);
@@ -199,5 +200,5 @@ def test_keys_of_rows_that_change_are_deleted_and_nothing_is_compared(
         until(lambda: client.get("o:eu:1") is None)
         assert (client.get("o:us:1"), client.get("o:eu:9")) == (None, b"another's"), "both places in one transaction"
         assert client.get("o:gone:1") == b"of nobody's row"
-    with pytest.raises(ConfigError, match=r"store 'cache' keeps no rows of 'public.orders'"):
-        audit(settings, table="public.orders", timeout_s=CATCH_UP_S)
+        with pytest.raises(ConfigError, match=r"store 'cache' keeps no rows of 'public.orders'"):
+            audit(settings, table="public.orders", timeout_s=CATCH_UP_S)

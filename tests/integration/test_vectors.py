@@ -21,11 +21,11 @@ from sinks import make_sink, options_model
 from sinks.heldlog import HeldLog
 from tests.conftest import Database
 from tests.integration.pipeline import service, settings_of
-from tests.integration.test_where import until
+from tests.waiting import until
 
 DDL = """
-create extension vector;
-create table public.texts (id bigint primary key, embedding vector(3), loose vector);
+create extension vector schema public;
+create table public.texts (id bigint primary key, embedding public.vector(3), loose public.vector);
 create publication cdc for table public.texts;
 insert into public.texts values (1, '[1,2.5,-0.1]', '[1,2]'), (2, null, null), (3, '[0.1,3.4028235e38,-1e-45]', '[7]')
 """
@@ -64,7 +64,7 @@ def test_a_vector_is_a_field_of_its_dimension_and_an_array_of_its_numbers(
             sink.prepare(topic_schema(batches[-1].schema))
         sink.close()
         for wish, message in (
-            ({"embedding": {"type": "knn_vector", "dimension": 4}}, r"embedding is vector\(3\), so dimension = 4 fits no row"),
+            ({"embedding": {"type": "knn_vector", "dimension": 4}}, r"embedding is public\.vector\(3\), so dimension = 4 fits no row"),
             ({"loose": {"type": "knn_vector"}}, "loose has no dimension"),
         ):
             log, sink = held(**wish)
