@@ -64,7 +64,10 @@ def test_a_vector_is_a_field_of_its_dimension_and_an_array_of_its_numbers(
             sink.prepare(topic_schema(batches[-1].schema))
         sink.close()
         for wish, message in (
-            ({"embedding": {"type": "knn_vector", "dimension": 4}}, r"embedding is public\.vector\(3\), so dimension = 4 fits no row"),
+            (
+                {"embedding": {"type": "knn_vector", "dimension": 4}},
+                r"embedding is public\.vector\(3\), so dimension = 4 fits no row",
+            ),
             ({"loose": {"type": "knn_vector"}}, "loose has no dimension"),
         ):
             log, sink = held(**wish)
