@@ -218,10 +218,25 @@ class _Link:
     def go_deaf(self) -> None:
         """The kernel drops every packet of the client's from now on, unacknowledged, as a router does that has forgotten the connection."""
         self.state = _State.GONE
-        drop = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # BPF: return 0 bytes of the packet
-        program = struct.pack("HxxxxxxP", 1, ctypes.addressof(drop))
         with contextlib.suppress(OSError):  # it has just ended by itself
-            self.client.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+            _drop_all(self.client)
+
+
+def _drop_all(connection: socket.socket) -> None:
+    drop = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # BPF: return 0 bytes of the packet
+    program = struct.pack("HxxxxxxP", 1, ctypes.addressof(drop))
+    connection.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
+def may_drop_all() -> bool:
+    """Whether the kernel lets us: newer ones let root alone."""
+    one, other = socket.socketpair()
+    with one, other:
+        try:
+            _drop_all(one)
+        except PermissionError:
+            return False
+    return True
 
 
 class Proxy:

@@ -26,7 +26,7 @@ from cdc.source import inspection, patience, watch
 from cdc.source.sight import Sight
 from tests import counters
 from tests.faults.lab import remove
-from tests.faults.proxy import HARMLESS, Confirmed, Proxy, Toxic, Way
+from tests.faults.proxy import HARMLESS, Confirmed, Proxy, Toxic, Way, may_drop_all
 from tests.faults.truth import LogFold, difference, of_source, pin
 from tests.faults.workload import Workload
 from tests.integration.capture.running import Capture
@@ -288,6 +288,7 @@ def test_cut_after_a_message(bench: Bench, later: int, seed: int) -> None:
     counters.add("proxy", "cut after a message")
 
 
+@pytest.mark.skipif(not may_drop_all(), reason="the kernel lets only root drop a connection's packets")
 def test_a_half_open_connection_is_noticed(bench: Bench, seed: int) -> None:
     bench.work.chance = random.Random(seed)
     with bench.impatient_server():

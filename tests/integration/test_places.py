@@ -64,7 +64,11 @@ def change(connection: psycopg.Connection, chance: random.Random, times: int) ->
                 "insert into public.orders values (%s, %s, %s, 'new') on conflict (id) do update set region = excluded.region",
                 (one, region, chance.randrange(8)),
             ),
-            ("update public.orders set id = id + 1000, region = %s where id = %s and id < 1000", (region, one)),
+            (
+                "update public.orders set id = id + 1000, region = %s "
+                "where id = %s and not exists (select from public.orders where id = %s + 1000)",
+                (region, one, one),
+            ),
         ]
         statement, values = chance.choice(statements)
         connection.execute(statement.encode(), values)

@@ -71,7 +71,10 @@ def change(connection: psycopg.Connection, chance: random.Random, times: int) ->
                 "insert into public.items values (%s, %s, %s, %s, 'new') on conflict (id) do update set status = excluded.status",
                 (one, status, chance.randrange(7), chance.randrange(4)),
             ),
-            ("update public.items set id = id + 1000 where id = %s and id < 1000", (one,)),
+            (
+                "update public.items set id = id + 1000 where id = %s and not exists (select from public.items where id = %s + 1000)",
+                (one, one),
+            ),
             ("update public.items set note = %s where id = %s", ("m" * chance.randrange(3000), one)),
         ]
         statement, values = chance.choice(statements)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -76,6 +77,13 @@ def test_every_bug_has_its_place() -> None:
 def test_is_caught(breeder: Breeder, mutant: Mutant) -> None:
     assert _places(mutant) == 1, f"{mutant.file} has changed: the bug's place was found {_places(mutant)} times"
     answer = breeder.run(mutant.tests, mutant.jit, mutant)
+    if (
+        os.geteuid() != 0
+        and answer["code"] == PASSED
+        and re.search(r"\d skipped", answer["said"])
+        and "passed" not in answer["said"]
+    ):
+        pytest.skip("all of its tests need root")
     assert answer["code"] in (FAILED, None), f"the bug lives (pytest ended with {answer['code']})\n{answer['said']}"
     if answer["code"] == FAILED:
         assert re.search(r"\b1 failed\b", answer["said"]), f"no test failed, something else did\n{answer['said']}"
