@@ -145,6 +145,7 @@ def _left_over(mark: str) -> list[psutil.Process]:
                 process.pid != os.getpid()
                 and process.environ().get(_RUN_VARIABLE) == mark
                 and process.status() != psutil.STATUS_ZOMBIE
+                and not (process.ppid() == os.getpid() and "multiprocessing.resource_tracker" in " ".join(process.cmdline()))
             ):
                 found.append(process)
         except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess, ProcessLookupError):
