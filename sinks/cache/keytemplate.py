@@ -170,6 +170,8 @@ def _check(template: str, schema: TopicSchema, prefix: str, used: list[str], bet
     if used != [WHOLE_KEY]:
         foreign = [name for name in used if name not in key]
         missing = [name for name in key if name not in used]
+        if unknown := [name for name in foreign if name not in schema.names]:
+            raise _refused(template, f"{schema.topic} has no column {unknown[0]}")
         if missing:
             raise _refused(
                 template, f"rows of {schema.topic} also differ in {missing[0]}: without it two of them could have one name"

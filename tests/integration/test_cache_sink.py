@@ -404,7 +404,7 @@ def test_keys_that_cannot_be_are_foreseen(opened: Opened, key: str) -> None:
     wrong = CacheSink("other", Options.model_validate({"kind": "redis", "url": opened.url, "key": key}))
     opened.made.append(wrong)
     wrong.open(opened.log.reader())
-    with pytest.raises(ConfigError, match=r"could be the same|nope is not part of the key"):
+    with pytest.raises(ConfigError, match=r"could be the same|has no column nope"):
         wrong.foresee([TopicSchema.of(ORDERS), TopicSchema.of(PAIRS)])
 
 
@@ -471,7 +471,7 @@ def test_a_rename_that_the_key_template_names_is_told(opened: Opened) -> None:
     opened.feed(sink, upserts(ORDERS, 1, [order(1)]))
     opened.feed(sink, schema(NUMBERED, 2))
     gone = dataclasses.replace(NUMBERED.columns[0], name="order_id")
-    with pytest.raises(ConfigError, match="id is not part of the key"):
+    with pytest.raises(ConfigError, match=r"public\.orders has no column id"):
         opened.feed(sink, schema(dataclasses.replace(NUMBERED, columns=(gone, *NUMBERED.columns[1:])), 3))
 
 
