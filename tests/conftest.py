@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -40,6 +41,7 @@ _RUN_VARIABLE = "HEADWATER_TEST_RUN"
 _VERSIONS = (15, 16, 17, 18)
 _MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 8 * 2**30
+_FILES = 20_000
 
 pytest_plugins = ["tests.counters"]
 
@@ -58,6 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # What takes long on a busy machine is no fault.
     hypothesis.settings.register_profile("headwater", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
     hypothesis.settings.load_profile("headwater")
+    # Some tests hold more files and connections open than an ordinary account may without asking.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES if most == resource.RLIM_INFINITY else min(_FILES, most), most))
     # Spark's Python workers must be this environment's.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 

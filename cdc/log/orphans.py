@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 from cdc.log.contract import LogReader
-from cdc.model.evolution import Kind, schema_change_of
+from cdc.model.evolution import Kind, topic_change_of
 from cdc.model.position import Position
 
 ENDING: Final = (Kind.DROPPED, Kind.RENAMED, Kind.UNPUBLISHED)
 
 
 def ended_topics(reader: LogReader) -> dict[str, Kind]:
-    """Topic → how it ended, by its last record."""
+    """Topic → how it ended, by its last record. ``reader``: may be the log as a store sees it, with other columns."""
     found: dict[str, Kind] = {}
     for topic in reader.topics():
         for batch in reader.read(topic.name, Position(topic.last - 1), topic.last):
-            change = schema_change_of(batch)
+            change = topic_change_of(batch)
             if change is not None and change.kind in ENDING:
                 found[topic.name] = change.kind
     return found

@@ -12,14 +12,18 @@ import pytest
 from cdc.errors import StopState
 from cdc.follow.follower import Follower
 from cdc.log.memory import MemoryLog
+from cdc.log.orphans import ended_topics
 from cdc.model.batch import Op
+from cdc.model.evolution import Kind
 from cdc.model.position import Lsn
 from cdc.settings.models import Contract
 from cdc.state import stops
 from sinks import options_model
+from sinks.heldlog import HeldLog
 from sinks.memory import STORES
-from tests.contract.rows import NUMBERED, ORDERS, Row, batch, order, schema
+from tests.contract.rows import NUMBERED, ORDERS, Row, batch, order, schema, upserts
 from tests.contract.test_schema_changes import altered
+from tests.logs import LooseLog
 
 STORE = "chooses"
 
@@ -108,3 +112,15 @@ def test_a_table_that_comes_later_is_looked_at_then(tmp_path: Path) -> None:
     STORES.pop(STORE, None)
     [stop] = stops.held(tmp_path)
     assert "exclude: public.orders has no column stauts" in stop.message
+
+
+def test_how_topics_ended_is_also_seen_in_the_log_as_a_store_sees_it() -> None:
+    """The last record may be a change of definition, and stands under the store's columns there."""
+    log = LooseLog()
+    log.put(upserts(ORDERS, 1, [order(1)]))
+    log.put(schema(ORDERS, 2))
+    tables = {"select": ("public.*",), "public.orders": {"computed": {"next": "id + 1"}}}
+    options = options_model("redis").model_validate({"kind": "redis", "url": "redis://h", "tables": tables})
+    assert ended_topics(HeldLog(log.reader(), "cache", options)) == {}
+    log.put(schema(ORDERS, 3, Kind.DROPPED, empties=True))
+    assert ended_topics(HeldLog(log.reader(), "cache", options)) == {"public.orders": Kind.DROPPED}

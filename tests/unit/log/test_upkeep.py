@@ -17,6 +17,7 @@ from cdc.log.embedded.sealedsegment import encode
 from cdc.log.embedded.segment import SegmentPlace
 from cdc.log.embedded.verdicts import SealedEvidence, SealedVerdict, judge_sealed
 from cdc.log.embedded.writer import EmbeddedLogWriter
+from cdc.model.oldrows import schema_without_old_rows
 from cdc.model.position import Cut, Lsn, Position
 from tests.unit.log.changes import ORDERS, USERS, changes, everything, positions_in
 from tests.unit.log.disks import QuickDisk
@@ -125,7 +126,7 @@ def test_a_reader_that_is_on_its_way_goes_on_in_the_new_files(log: EmbeddedLogWr
     assert timeline is not None
     index = timeline.topics[timeline.numbers[TOPIC]]
     (one, last, _), (second, two, _) = found[:2]
-    batches = reader._batches(index, 0, 2**40, old_rows=False)
+    batches = reader._batches(index, 0, 2**40, schema_without_old_rows)
     seen = [position for batch in [next(batches)] for position in positions_in([batch])]
     assert seen[-1] == last
     replace(log, root, one, two, [1, second, two])
