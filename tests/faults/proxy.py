@@ -230,8 +230,7 @@ def _drop_all(connection: socket.socket) -> None:
 
 def may_drop_all() -> bool:
     """Whether the kernel lets us: newer ones let root alone."""
-    one, other = socket.socketpair()
-    with one, other:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
         try:
             _drop_all(one)
         except PermissionError:
