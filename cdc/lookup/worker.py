@@ -57,6 +57,8 @@ class Keeping(BackgroundPart):
         self._tried_at: dict[str, float] = {}
         self._has_read = False
         self._looked_at = START
+        self._looked_with: Settings | None = None
+        """With which the last look came to its end."""
         self._failed: dict[str, str] = {}
         """What went wrong with a topic the last time it was tried."""
         self._notes = Notes("keyed look-ups are not being kept up", "keeping look-ups failed", _log)
@@ -82,6 +84,9 @@ class Keeping(BackgroundPart):
                 self._remove_others(set())
                 return
             before, self._looked_at = self._looked_at, reader.head().position
+            if self._looked_with is settings and before == self._looked_at and not self._kept and not self._failed:
+                return  # nothing is looked up, and nothing has come that could be
+            self._looked_with = None
             self._has_read = before != self._looked_at  # what topics are there is in the log's files, too
             topics = [topic for topic in reader.topics() if _wanted(settings, topic) and topic.kept_from <= 1]
             for name in self._kept.keys() - {topic.name for topic in topics}:
@@ -94,6 +99,7 @@ class Keeping(BackgroundPart):
                 if said:
                     self._failed[topic.name] = said[0]
                 problems += [self._failed[topic.name]] if topic.name in self._failed else []
+            self._looked_with = settings
 
     def _keep(self, reader: LogReader, topic: Topic) -> None:
         upkeep = self._kept.get(topic.name)
