@@ -35,7 +35,7 @@ class Newest:
         self._seed = secrets.randbits(63)  # nobody can choose keys that all come into one file
         self._kept: list[pa.RecordBatch] = []
         self._kept_bytes = 0
-        self._parts: list[_Part] = []
+        self._parts: dict[int, _Part] = {}
 
     def add(self, keys: pa.Array, numbers: pa.Array) -> None:
         """keys: utf8 without NULL; numbers: int64, one for each."""
@@ -47,16 +47,16 @@ class Newest:
             yield from (batch.column(1).to_numpy() for batch in _highest(self._kept))
             return
         self._divide()
-        for part in self._parts:
+        for part in self._parts.values():
             with closing(Newest(self._memory_bytes, self._level + 1)) as finer:
                 for batch in part.batches():
                     finer._keep(batch)
                 yield from finer.highest()
 
     def close(self) -> None:
-        for part in self._parts:
+        for part in self._parts.values():
             part.close()
-        self._parts, self._kept, self._kept_bytes = [], [], 0
+        self._parts, self._kept, self._kept_bytes = {}, [], 0
 
     def _keep(self, batch: pa.RecordBatch) -> None:
         self._kept.append(batch)
@@ -69,14 +69,12 @@ class Newest:
             self._divide()
 
     def _divide(self) -> None:
-        if not self._parts:
-            self._parts = [_Part() for _ in range(_FILES)]
         for batch in self._kept:
-            digest = digests(batch.select([0]), (0,), self._seed).high
-            for number, part in enumerate(self._parts):
-                mine = batch.filter(pa.array(digest & np.uint64(_FILES - 1) == number))
-                if mine.num_rows:
-                    part.write(mine)
+            digest = digests(batch.select([0]), (0,), self._seed).high & np.uint64(_FILES - 1)
+            for number in np.unique(digest).tolist():
+                if number not in self._parts:
+                    self._parts[number] = _Part()
+                self._parts[number].write(batch.filter(pa.array(digest == number)))
         self._kept, self._kept_bytes = [], 0
 
 
