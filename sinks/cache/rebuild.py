@@ -9,7 +9,8 @@ transaction is refused.
 Of a table whose values are the application's (``invalidate``) every key goes that the log has ever named.
 
 What is left over may be another log's, which nobody here can ask, or a row whose DELETE is gone from the log. So this, and ``erasure``, are
-the places where keys are found by looking at the server. A key below one of the store's prefixes goes when it is a row by its own content
+the places where keys are found by looking at the server: once before the rows are written, as below most prefixes of a new generation there is
+nothing, and where there is, once behind them. A key below one of the store's prefixes goes when it is a row by its own content
 (``sinks.cache.rowreader``), none of those that were just written, and not of a form that another store keeps up by now. Rows are looked for in
 every way that the ledger names, and in those that the log names, as nobody can tell what a ledger has lost.
 """
@@ -74,12 +75,14 @@ class CacheRebuild:
         self.refuse_shared()  # another store may have looked before that, too; now one of the two sees the other
         self.writing.letters.reload()
         crashpoint("rebuilding.cache_begun")
-        live, outcome = LiveNames(), Outcome(0)
+        held = [forms for forms in self._forms(ways) if self._holds_any(forms)]
+        live, outcome = LiveNames() if held else None, Outcome(0)
         for table in tables:
             outcome += self._write(table, cut, live)
             crashpoint("rebuilding.cache_written")
-        for one in self._forms(ways):
-            self._sweep(one, live)
+        if live is not None:
+            for forms in held:
+                self._sweep(forms, live)
         names = [topic.shape.schema.topic for topic in topics]
         reached = {**ledger.cut_fields(cut), **{f"at:{name}": str(cut.position) for name in names}}
         self.transactions.settle(
@@ -132,7 +135,8 @@ class CacheRebuild:
                 found.append(_Table(topic, keys))
         return found
 
-    def _write(self, table: _Table, cut: Cut, live: LiveNames) -> Outcome:
+    def _write(self, table: _Table, cut: Cut, live: LiveNames | None) -> Outcome:
+        """``live``: is told each key; None where nobody asks."""
         keys, name, chain = table.keys, table.name, self.known.chain(table.name)
         if keys is None:
             return self._set_aside(table)
@@ -144,7 +148,8 @@ class CacheRebuild:
             return outcome
         for came in table.topic.rows():
             rows = _at_their_own(came)
-            live.add(keys.texts(rows))
+            if live is not None:
+                live.add(keys.texts(rows))
             dead = self.writing.rewrite(chain, [rows], keys, form)
             outcome += Outcome(len(rows) - len(dead), 0, tuple(letter.as_outcome() for letter in dead))
         return outcome
@@ -163,6 +168,10 @@ class CacheRebuild:
         for keys, form in bound(ways):
             found.setdefault(keys.prefix, []).append((keys, form))
         return list(found.values())
+
+    def _holds_any(self, forms: Sequence[tuple[TableKeys, Form]]) -> bool:
+        """Whether any key stands below the prefix of these. Where none did when no earlier writer got anything done any more, all that stands there later is ours."""
+        return next(rowreader.scanned(self.server, forms[0][0].prefix), None) is not None
 
     def _sweep(self, forms: Sequence[tuple[TableKeys, Form]], live: LiveNames) -> None:
         """Takes every row away that stands there in one of these, which have one prefix, and is not live."""

@@ -115,3 +115,17 @@ def test_rows_that_could_be_named_no_more_are_not_taken_away(server: Server) -> 
     with pytest.raises(ConfigError):
         rebuild(server, "cache", NUMBERED, key="{schema}.{table}:{absent}")
     assert (server.client.hgetall(LEDGER), server.orders()) == (before, ROWS)
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_only_what_stood_below_the_prefix_before_is_looked_for_behind_the_rows(
+    server: Server, monkeypatch: pytest.MonkeyPatch, stands: bool
+) -> None:
+    server.fill(server.opened("cache", NUMBERED))
+    server.client.flushdb()
+    if stands:
+        server.client.set("public.orders:another's", "x")
+    reached: list[str] = []
+    monkeypatch.setattr(rebuilds, "crashpoint", reached.append)
+    rebuild(server, "cache", NUMBERED)
+    assert ("rebuilding.cache_swept" in reached, server.orders()) == (stands, ROWS + stands)
