@@ -21,12 +21,15 @@ from cdc.generations.follower import GenerationFollower
 from cdc.generations.rollback import RolledBack, roll_back
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
-from cdc.model.position import Lsn
+from cdc.model.position import Lsn, Position
 from cdc.model.topic import TopicSchema
 from cdc.settings.file import load
 from cdc.state import status
 from sinks import generations_of, options_model
+from sinks.cache import ledger
+from sinks.cache.generationnames import CacheGenerationNames
 from sinks.cache.sink import CacheSink, Options
+from sinks.deadletters import Letter, LetterState
 from sinks.generations import HELD_AT_MOST_S, GenerationState
 from sinks.heldlog import HeldLog
 from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
@@ -381,3 +384,38 @@ def test_the_commands_beside_the_followers_and_in_place(valkey: Any, tmp_path: P
             )
             put(4, "sent")
             until(lambda: row(0) == "sent")
+
+
+def letter_of(shop: Shop, number: int, at: int, state: LetterState = LetterState.ASIDE, **decided: Any) -> Letter:
+    """A dead letter of a generation that says of a change of public.orders that it cannot be held."""
+    names = CacheGenerationNames("cache", number)
+    letter = Letter("public.orders", Position(at), "too long", names.prefix + ROW.format(at), state=state, **decided)
+    shop.client.hset(ledger.letters_of(names.owner), letter.id, letter.to_json())
+    return letter
+
+
+def test_what_was_decided_about_dead_letters_comes_along(shop: Shop) -> None:
+    """Row 1 was corrected, row 2 accepted, of row 3 nobody has said anything; of row 9 the other generation knows nothing."""
+    corrected = letter_of(shop, 1, 1, LetterState.EDITED, by="ann", values={"status": "paid"})
+    accepted = letter_of(shop, 1, 2, LetterState.ACCEPTED, by="bob")
+    letter_of(shop, 1, 3)
+    letter_of(shop, 1, 9, LetterState.ACCEPTED, by="bob")
+
+    def find_them_there() -> None:
+        for at in (1, 2, 3):
+            letter_of(shop, 2, at)
+            shop.client.delete(f"g2:{ROW.format(at)}")
+
+    with decided_by(At("generations.built", find_them_there)):
+        done = shop.bootstrap()
+    assert done.swapped, done
+    assert (done.decisions.carried, done.decisions.left) == (2, ())
+    with closing(CacheSink("cache", shop.options)) as unopened:
+        found = {one.id: (one.state, one.by, dict(one.values)) for one in unopened.letters()}
+    assert found == {
+        corrected.id: (LetterState.EDITED, "ann", {"status": "paid"}),
+        accepted.id: (LetterState.ACCEPTED, "bob", {}),
+        "public.orders@3": (LetterState.ASIDE, "", {}),
+    }
+    assert shop.found() == {1: "paid"}
+    assert shop.roll_back().decisions.carried == 0, "the former has them already"
