@@ -307,8 +307,14 @@ class Lake(Store):
         sessions.stop()
 
     def prepare(self, sink: Any) -> None:
+        from sinks.sparksession import spark_session
+
+        spark, catalog = spark_session(sink.name), "bench_audit"
+        settings = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hadoop", ".warehouse": self.settings["path"]}
+        for key, value in settings.items():
+            spark.conf.set(f"spark.sql.catalog.{catalog}{key}", value)
         columns = ["id", "customer_id", "status", "amount", "note", "created_at"]
-        self._frame = lambda: sink._reader._frame(TOPIC.split("."), columns)
+        self._frame = lambda: spark.table(f"{catalog}.{TOPIC}").select(*columns)
 
     def bulk(self, rows: int) -> float:  # noqa: ARG002
         assert self._frame is not None

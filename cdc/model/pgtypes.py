@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -113,10 +114,9 @@ def canonical_text(values: pa.Array) -> pa.Array:
         few = _few_times(naive, "+00" if kind.tz else "") if len(naive) <= FEW_ROWS else None
         if few is not None:
             return few
-        text = _trim_fraction(pc.strftime(naive, format="%Y-%m-%d %H:%M:%S"))
-        return pc.binary_join_element_wise(text, "+00", "") if kind.tz else text
+        return _timestamps(naive, "+00" if kind.tz else "")
     if pa.types.is_time64(kind):
-        return _trim_fraction(values.cast(pa.utf8()))
+        return _times(values) if len(values) > FEW_ROWS else _trim_fraction(values.cast(pa.utf8()))
     if pa.types.is_decimal(kind):
         if len(values) > FEW_ROWS:
             return _digits(values)
@@ -136,6 +136,34 @@ def _digits(values: pa.Array) -> pa.Array:
         _, offsets, buffer = values.buffers()
         starts = np.frombuffer(offsets, np.int32, len(values) + 1, 4 * values.offset).astype(np.int64)
         data, ends = hex_text(np.frombuffer(buffer or b"", np.uint8), starts)
+    return _texts(values, data, ends)
+
+
+def _timestamps(values: pa.Array, zone: str) -> pa.Array:
+    """values: microseconds without a zone."""
+    from cdc.kernels.moments import FIRST_US, LAST_US, timestamp_text
+
+    micros = _int64s(values)
+    told = pc.min_max(values.view(pa.int64())).as_py()
+    if told["min"] is not None and (told["min"] < FIRST_US or told["max"] > LAST_US):
+        text = _trim_fraction(pc.strftime(values, format="%Y-%m-%d %H:%M:%S"))
+        return pc.binary_join_element_wise(text, zone, "") if zone else text
+    return _texts(values, *timestamp_text(micros, ord(" "), np.frombuffer(b"+00", np.uint8)[: len(zone)]))
+
+
+def _times(values: pa.Array) -> pa.Array:
+    from cdc.kernels.moments import time_text
+
+    return _texts(values, *time_text(_int64s(values)))
+
+
+def _int64s(values: pa.Array) -> npt.NDArray[np.int64]:
+    """The buffer of values of 64 bits each."""
+    return np.frombuffer(values.buffers()[1], np.int64, len(values), 8 * values.offset)
+
+
+def _texts(values: pa.Array, data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> pa.Array:
+    """A text column of a kernel as utf8, NULL where the values are."""
     texts = pa.Array.from_buffers(pa.large_utf8(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(data)]).cast(pa.utf8())
     return pc.if_else(values.is_valid(), texts, pa.scalar(None, pa.utf8())) if values.null_count else texts
 

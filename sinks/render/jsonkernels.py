@@ -10,11 +10,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cdc.kernels.civil import date_of
-from cdc.kernels.digits import HEX, put_digits, put_padded
+from cdc.kernels.digits import HEX, put_digits
 from cdc.kernels.jit import inlined, kernel
 from cdc.kernels.memcpy import copied
-from sinks.render.tokenkernels import BACKSLASH, COLON, EQUALS, LOWER_U, MINUS, POINT, QUOTE, SPACE, UPPER_T, UPPER_Z, ZERO
+from sinks.render.tokenkernels import BACKSLASH, EQUALS, LOWER_U, MINUS, QUOTE, SPACE, ZERO
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
@@ -28,8 +27,6 @@ _BASE64: Final = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstu
 SHORT: Final = np.zeros(32, np.uint8)
 for _code, _letter in ((8, b"b"), (9, b"t"), (10, b"n"), (12, b"f"), (13, b"r")):
     SHORT[_code] = _letter[0]
-
-_DAY_US: Final = 86_400_000_000
 
 
 @kernel
@@ -51,80 +48,6 @@ def integer_text(values: Any) -> Any:
             start = put_digits(scratch, 24, np.uint64(value))
         for k in range(start, 24):
             data[at] = scratch[k]
-            at += 1
-        offsets[i + 1] = at
-    return data[:at], offsets
-
-
-@kernel
-def _put_date(out: Any, at: int, days: Any) -> int:
-    """YYYY-MM-DD of the days since 1970-01-01, years 0001 to 9999."""
-    date = date_of(days)
-    at = put_padded(out, at, date.year, 4)
-    out[at] = MINUS
-    at = put_padded(out, at + 1, date.month, 2)
-    out[at] = MINUS
-    return put_padded(out, at + 1, date.day, 2)
-
-
-@kernel
-def _put_clock(out: Any, at: int, micros: int) -> int:
-    """HH:MM:SS[.ffffff] without the fraction's trailing zeros."""
-    seconds = micros // 1_000_000
-    fraction = micros - seconds * 1_000_000
-    at = put_padded(out, at, seconds // 3600, 2)
-    out[at] = COLON
-    at = put_padded(out, at + 1, seconds // 60 % 60, 2)
-    out[at] = COLON
-    at = put_padded(out, at + 1, seconds % 60, 2)
-    if fraction > 0:
-        out[at] = POINT
-        at = put_padded(out, at + 1, fraction, 6)
-        while out[at - 1] == ZERO:
-            at -= 1
-    return at
-
-
-@kernel
-def date_text(days: Any) -> Any:
-    """int32 days since 1970-01-01 → text column "YYYY-MM-DD"."""
-    count = len(days)
-    data = np.empty(count * 10, np.uint8)
-    offsets = np.arange(count + 1) * 10
-    for i in range(count):
-        _put_date(data, i * 10, np.int64(days[i]))
-    return data, offsets
-
-
-@kernel
-def time_text(micros: Any) -> Any:
-    """int64 microseconds of the day → text column "HH:MM:SS[.ffffff]"."""
-    count = len(micros)
-    data = np.empty(count * 15, np.uint8)
-    offsets = np.empty(count + 1, np.int64)
-    at = 0
-    offsets[0] = 0
-    for i in range(count):
-        at = _put_clock(data, at, micros[i])
-        offsets[i + 1] = at
-    return data[:at], offsets
-
-
-@kernel
-def timestamp_text(micros: Any, zulu: bool) -> Any:
-    """int64 microseconds since 1970-01-01 → text column "YYYY-MM-DDTHH:MM:SS[.ffffff][Z]"."""
-    count = len(micros)
-    data = np.empty(count * 27, np.uint8)
-    offsets = np.empty(count + 1, np.int64)
-    at = 0
-    offsets[0] = 0
-    for i in range(count):
-        days = micros[i] // _DAY_US
-        at = _put_date(data, at, days)
-        data[at] = UPPER_T
-        at = _put_clock(data, at + 1, micros[i] - days * _DAY_US)
-        if zulu:
-            data[at] = UPPER_Z
             at += 1
         offsets[i + 1] = at
     return data[:at], offsets

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from cdc.kernels.digits import decimal_text
 from cdc.kernels.memory import Reused
+from cdc.kernels.moments import date_text, time_text, timestamp_text
 from cdc.model.batch import OP, POSITION, Op, is_truncate
 from cdc.model.display import As
 from cdc.model.evolution import topic_change_of
@@ -38,7 +39,7 @@ from sinks.render.rowtext import ExactValues, column_text, exact_values
 from sinks.render.texts import NOTHING, binary_view, readonly, view
 from sinks.render.texts import Texts as Texts
 from sinks.render.texts import raw_texts as raw_texts
-from sinks.render.tokenkernels import DOUBLE_DIGITS
+from sinks.render.tokenkernels import DOUBLE_DIGITS, UPPER_T
 
 Mask = npt.NDArray[np.bool_]
 
@@ -49,6 +50,7 @@ _NO_STATES: Final = np.empty(0, np.uint8)
 BUFFERS: Final = Reused(16 << 20)
 """What rows are put together in."""
 QUOTE: Final = 34
+_ZULU: Final = np.frombuffer(b"Z", np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -289,9 +291,9 @@ def warm_up() -> None:
     none = readonly(np.empty(0, np.int64))
     kernels.integer_text(none)
     decimal_text(readonly(np.empty(0, np.uint64)), 0)
-    kernels.date_text(readonly(np.empty(0, np.int32)))
-    kernels.time_text(none)
-    kernels.timestamp_text(none, False)
+    date_text(readonly(np.empty(0, np.int32)))
+    time_text(none)
+    timestamp_text(none, UPPER_T, _ZULU)
     kernels.base64_text(nothing, start)
     kernels.needs_escape(nothing)
     kernels.escape_text(nothing, start)
@@ -389,11 +391,11 @@ def _encoder(held: pa.DataType, kind: Kind, doubles: bool, *, key: bool = False)
         lossy = _lossy_decimals if doubles and held.scale and held.precision > DOUBLE_DIGITS else None
         return _Encoder(lambda values: Texts(*decimal_text(_words(values), held.scale)), b"", lossy)
     if pa.types.is_date(held):
-        return _Encoder(lambda values: Texts(*kernels.date_text(_numbers(values))))
+        return _Encoder(lambda values: Texts(*date_text(_numbers(values))))
     if pa.types.is_time(held):
-        return _Encoder(lambda values: Texts(*kernels.time_text(_numbers(values))))
+        return _Encoder(lambda values: Texts(*time_text(_numbers(values))))
     if pa.types.is_timestamp(held):
-        return _Encoder(lambda values: Texts(*kernels.timestamp_text(_numbers(values), held.tz is not None)))
+        return _Encoder(lambda values: Texts(*timestamp_text(_numbers(values), UPPER_T, _ZULU if held.tz else _ZULU[:0])))
     return _Encoder(lambda values: Texts(*kernels.base64_text(*binary_view(values))))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,6 +21,9 @@ from sinks.warehouse.keys import Int64s, Mask
 _ROW_GROUP_ROWS: Final = 256 * 1024
 _ROWS_WORTH_A_THREAD: Final = 100_000
 _WRITERS: Final = 2
+_PIECE_ROWS: Final = 8192
+_PIECE_BYTES: Final = 4 << 20
+"""What is read of a file at once, about, as it stands there before it is compressed."""
 
 Convert = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -113,25 +116,60 @@ def _selected(
 def read(path: str, fields: Sequence[IcebergField], lineage: Sequence[pa.Field] = ()) -> pa.Table:
     """The file's rows with these columns, found by field id; a column that the file does not have is NULL."""
     with reading(path):
-        return _read(path, fields, lineage)
+        file = _OpenedFile.at(path, [*arrow_schema(fields), *lineage])
+        return file.shaped(file.parquet.read(columns=file.present))
 
 
-def _read(path: str, fields: Sequence[IcebergField], lineage: Sequence[pa.Field]) -> pa.Table:
-    file = pq.ParquetFile(path, memory_map=True)
-    names = {field.metadata[FIELD_ID]: field.name for field in file.schema_arrow if field.metadata and FIELD_ID in field.metadata}
-    wanted = [*arrow_schema(fields), *lineage]
-    present = [names[field.metadata[FIELD_ID]] for field in wanted if field.metadata[FIELD_ID] in names]
-    found = file.read(columns=present)
-    rows = file.metadata.num_rows
-    arrays = []
-    for field in wanted:
-        name = names.get(field.metadata[FIELD_ID])
-        if name is None:
-            arrays.append(pa.nulls(rows, field.type))
-        else:
-            values = found.column(name)
-            arrays.append(values if values.type == field.type else values.cast(field.type))
-    return pa.table(arrays, schema=pa.schema(wanted))
+def pieces(path: str, fields: Sequence[IcebergField], rows: int) -> Iterator[pa.Table]:
+    """The same, some rows at a time and in order. ``rows``: how many the table says that the file has.
+
+    Not more than ``_PIECE_ROWS`` at a time, as of a text that repeats the file has one, and every row one of its own once it is read.
+    """
+    with reading(path):
+        file, found = _OpenedFile.at(path, arrow_schema(fields)), 0
+        described = file.parquet.metadata
+        for number in range(described.num_row_groups):
+            group = described.row_group(number)
+            at_once = _PIECE_BYTES * group.num_rows // max(group.total_byte_size, 1)
+            for piece in file.parquet.iter_batches(
+                min(max(at_once, 1), _PIECE_ROWS), row_groups=[number], columns=file.present, use_threads=False
+            ):
+                found += piece.num_rows
+                yield file.shaped(piece)
+        if found != rows or described.num_rows != rows:
+            raise ValueError("another number of rows")
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenedFile:
+    """``names``: of the file's columns, by field id. ``wanted``: columns, each with its field id."""
+
+    parquet: pq.ParquetFile
+    names: Mapping[bytes, str]
+    wanted: Sequence[pa.Field]
+
+    @classmethod
+    def at(cls, path: str, wanted: Iterable[pa.Field]) -> _OpenedFile:
+        file = pq.ParquetFile(path, memory_map=True)
+        fields = [field for field in file.schema_arrow if field.metadata and FIELD_ID in field.metadata]
+        return cls(file, {field.metadata[FIELD_ID]: field.name for field in fields}, list(wanted))
+
+    @property
+    def present(self) -> list[str]:
+        """Those of the wanted columns that the file has, as it calls them."""
+        return [self.names[field.metadata[FIELD_ID]] for field in self.wanted if field.metadata[FIELD_ID] in self.names]
+
+    def shaped(self, found: pa.Table | pa.RecordBatch) -> pa.Table:
+        """The wanted columns of what was read of ``present``."""
+        arrays = []
+        for field in self.wanted:
+            name = self.names.get(field.metadata[FIELD_ID])
+            if name is None:
+                arrays.append(pa.nulls(found.num_rows, field.type))
+            else:
+                values = found.column(name)
+                arrays.append(values if values.type == field.type else values.cast(field.type))
+        return pa.table(arrays, schema=pa.schema(self.wanted))
 
 
 def bounds(path: str, field_id: int) -> tuple[Any, Any] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -37,8 +38,8 @@ from sinks.warehouse.options import Options
 from sinks.warehouse.place import KeyCache
 from sinks.warehouse.rebuild import WarehouseRebuild
 from sinks.warehouse.scratch import Scratch, Staging
-from sinks.warehouse.sparkreader import SparkReader
-from sinks.warehouse.tables import WarehouseTables
+from sinks.warehouse.tables import WarehouseTables, refuse_missing
+from sinks.warehouse.tablescan import live_rows
 from sinks.warehouse.typedtext import typed
 
 
@@ -57,7 +58,6 @@ class Warehouse:
         self._applied = ZERO_CUT
         """As it was opened, or committed here since."""
         self._epoch: int | None = None
-        self._reader: SparkReader | None = None
         # While it is open:
         self._extent: Extent | None = None
         self._ledger: WarehouseLedger | None = None
@@ -139,7 +139,6 @@ class Warehouse:
 
     def _connected(self) -> Catalog:
         spark = spark_session(self.name)
-        self._reader = SparkReader(spark, self.name, self._path)
         return Catalog(spark._jvm, spark._jsc.hadoopConfiguration(), self._path)
 
     def _take(self, ledger: WarehouseLedger, epoch: int) -> None:
@@ -265,11 +264,10 @@ class Warehouse:
         return rows
 
     def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
-        tables = self._opened()[2]
-        place = tables.newest(schema)
-        if place is not None and self._reader is not None:
-            namespace, name = tables.path(schema)
-            yield from self._reader.rows(place, schema, (*namespace, name), self._scratch.folder())
+        place = self._opened()[2].newest(schema)
+        if place is not None:
+            with _disk_errors("read", partial(refuse_missing, place)):
+                yield from live_rows(place, schema)
 
     def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
         tables = self._opened()[2]

@@ -71,10 +71,8 @@ class WarehouseTables:
         """Raises StoreError when a table lacks a file that it needs: no reader can do without. Asks Iceberg for one table's files at most."""
         unlisted = next((place for place in self if not place.listed), None)
         for place in self:
-            if (place.listed or place is unlisted) and place.missing() is not None:
-                place.look_again()  # others may have merged it with its neighbours
-                if place.missing() is not None:
-                    refuse_lacking(place.name, place.iceberg.location, place.missing)
+            if place.listed or place is unlisted:
+                refuse_missing(place)
 
     def add(self, source: str, table: IcebergTable) -> None:
         """The topic's place is this one."""
@@ -82,6 +80,14 @@ class WarehouseTables:
             table.sync_all(self._options.path.absolute())  # the next ledger counts on what was found here
         place = self.places[source] = TablePlace(table, self._options, self._keys, self._scratch.owner)
         self.upkeep[source] = Upkeep(place, self._options, Leftovers(place, self._scratch.lives))
+
+
+def refuse_missing(place: TablePlace) -> None:
+    """Raises StoreError when the table lacks a file that it needs: no reader can do without."""
+    if place.missing() is not None:
+        place.look_again()  # others may have merged it with its neighbours
+        if place.missing() is not None:
+            refuse_lacking(place.name, place.iceberg.location, place.missing)
 
 
 def _owner(table: IcebergTable) -> tuple[str | None, str | None]:

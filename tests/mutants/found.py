@@ -258,8 +258,8 @@ FOUND = (
         "if (found := pattern.search(text)) is not None:", "if (found := None) is not None:", ("tests/unit/sinks/test_search_reasons.py",),
     ),
     Mutant(
-        "cdc audit ends with Java's words for a data file that was deleted by hand", "sinks/warehouse/sparkreader.py",
-        "            return Lacking(place.name, name)\n", "            pass\n",
+        "cdc audit does not name a data file that was deleted by hand", "sinks/warehouse/tables.py",
+        "            refuse_lacking(place.name, place.iceberg.location, place.missing)\n", "            pass\n",
         ("tests/unit/sinks/test_warehouse_reading.py",),
     ),
     Mutant(

@@ -16,6 +16,7 @@ _TIMES = (
 )  # fmt: skip
 """From the first microsecond of the year 1 to the last one of 9999."""
 _LATER = (253_402_300_800_000_000, 9_000_000_000_000_000_000 // 1_000)
+_CLOCK = (0, 1, 120_000, 500_000, 100, None, 86_399_999_999, 86_399_000_000, 3_600_000_000)
 _WHOLE = (0, -1, 7, None, 32_767, -32_768)
 
 
@@ -25,6 +26,7 @@ _WHOLE = (0, -1, 7, None, 32_767, -32_768)
         (pa.timestamp("us"), _TIMES),
         (pa.timestamp("us", tz="UTC"), _TIMES),
         (pa.timestamp("us", tz="UTC"), (*_TIMES, *_LATER)),
+        (pa.time64("us"), _CLOCK),
         (pa.int16(), _WHOLE),
         (pa.int32(), _WHOLE),
         (pa.int64(), (*_WHOLE, 2**63 - 1, -(2**63))),
@@ -33,13 +35,22 @@ _WHOLE = (0, -1, 7, None, 32_767, -32_768)
 )
 def test_few_values_and_many_are_the_same_text(kind: pa.DataType, values: tuple[int | None, ...]) -> None:
     numbers = pa.array([*values] * (FEW_ROWS // len(values) + 1), pa.int64())
-    many = numbers.view(kind) if pa.types.is_timestamp(kind) else numbers.cast(kind)
+    many = numbers.view(kind) if pa.types.is_temporal(kind) else numbers.cast(kind)
     assert len(many) > FEW_ROWS
     together = canonical_text(many)
     alone = [text for at in range(len(many)) for text in canonical_text(many.slice(at, 1)).to_pylist()]
     assert together.type == canonical_text(many.slice(0, 1)).type == pa.utf8()
     assert together.to_pylist() == alone
     assert (None in alone) == (None in values)
+
+
+def test_moments_that_only_a_null_stands_for_make_no_difference() -> None:
+    """What stands at a NULL may be anything, such as a moment that no year has."""
+    far = np.array([2**63 - 1, -(2**63), 0] * FEW_ROWS, np.int64)
+    bitmap = pa.py_buffer(np.packbits(np.arange(len(far)) % 3 == 2, bitorder="little"))
+    for kind, text in ((pa.timestamp("us", tz="UTC"), "1970-01-01 00:00:00+00"), (pa.time64("us"), "00:00:00")):
+        values = pa.Array.from_buffers(kind, len(far), [bitmap, pa.py_buffer(far)])
+        assert canonical_text(values).to_pylist() == [None, None, text] * FEW_ROWS
 
 
 def test_floats_decimals_and_bytes_are_the_same_text_whether_few_or_many(seed: int) -> None:

@@ -110,7 +110,7 @@ def test_a_table_with_columns_named_like_icebergs_own_is_read_back(shop: Shop) -
     sink.commit(cut(2))
     sink.apply(batch(table, [(Op.DELETE, 3, order(2))]))
     sink.commit(cut(3))
-    assert [found for part in sink.scan(TopicSchema.of(table)) for found in part.to_pylist()] == [row]
+    assert held(sink, table) == [row]
     assert shop.sql("select count(_pos__2) from orders")[0][0] == 1
 
 

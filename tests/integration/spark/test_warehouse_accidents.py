@@ -7,7 +7,7 @@ import io
 import os
 import random
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 from py4j.java_gateway import JavaMember
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
-from pyspark.sql import DataFrameWriter
 
 from cdc.errors import StoreError
 from cdc.model.batch import Op
@@ -176,16 +175,3 @@ def test_java_cannot_read_or_write(life: Life, seed: int) -> None:
 
 def test_the_disk_fails(life: Life, seed: int) -> None:
     accidents(life, disk, lambda: OSError(errno.EIO, "input/output error"), seed, done=False)
-
-
-def test_a_jvm_that_ends_while_it_reads_is_named(life: Life) -> None:
-    """As it does when a value is larger than its memory; an audit would end with an error that nobody expected."""
-
-    def ended(*_: Any) -> None:
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
-
-    with closing(life.sink()) as sink, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DataFrameWriter, "parquet", lambda *_: patch.setattr(JavaMember, "__call__", ended) or ended())
-        with pytest.raises(StoreError, match=r"Spark's JVM ended while it read the warehouse's table public\.twins") as failure:
-            list(sink.scan(TopicSchema.of(TWINS)))
-    assert "--table" in str(failure.value.hint)

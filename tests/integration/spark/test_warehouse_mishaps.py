@@ -24,6 +24,7 @@ from sinks.warehouse import Warehouse
 from sinks.warehouse.names import LEDGERS
 from tests.contract.rows import ORDERS, PAIRS, Row, batch, order
 from tests.contract.units import WarehouseUnits
+from tests.integration.spark.sparkreading import rows_by_spark
 from tests.integration.spark.test_warehouse import Shop
 from tests.logs import cut
 
@@ -141,6 +142,9 @@ class Course:
             names = [column.name for column in table.key]
             parts = reading.scan(TopicSchema.of(table)) if exactly else [reading.fetch(TopicSchema.of(table), keys_of(table))]
             found = [row for part in parts for row in part.to_pylist()]
+            if exactly:
+                by_spark = [row for part in rows_by_spark(reading, TopicSchema.of(table)) for row in part.to_pylist()]
+                assert sorted(map(str, found)) == sorted(map(str, by_spark)), "an audit reads something else than Spark"
             there = {tuple(row[name] for name in names): row for row in found}
             assert len(there) == len(found), f"{table.qualified}: a key twice"
             for key in range(KEYS):

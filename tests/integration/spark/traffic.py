@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from sinks.contract import Sink
 from sinks.memory import MemorySink, Options
+from sinks.warehouse.sink import Warehouse
 from tests.contract.rows import ORDERS, PAIRS, Row, batch, order
+from tests.integration.spark.sparkreading import rows_by_spark
 
 
 class Traffic:
@@ -81,9 +84,18 @@ def expected(folder: Path, upto: Position | None = None) -> MemorySink:
 
 
 def held(sink: Sink, table: Table) -> list[dict[str, Any]]:
+    """The store's rows as an audit reads them, which of a warehouse is what Spark reads."""
     sink.make_visible()
-    rows = [row for part in sink.scan(TopicSchema.of(table)) for row in part.to_pylist()]
-    return sorted(rows, key=lambda row: [str(row[column.name]) for column in table.key])
+    schema = TopicSchema.of(table)
+    rows = _by_key(sink.scan(schema), table)
+    if isinstance(sink, Warehouse):
+        assert rows == _by_key(rows_by_spark(sink, schema), table), "an audit reads something else than Spark"
+    return rows
+
+
+def _by_key(parts: Iterable[pa.RecordBatch], table: Table) -> list[dict[str, Any]]:
+    rows = [row for part in parts for row in part.to_pylist()]
+    return sorted(rows, key=lambda row: [*(str(row[column.name]) for column in table.key), str(row)])
 
 
 def assert_equal(sink: Sink, folder: Path) -> None:

@@ -1,0 +1,33 @@
+"""Every row of a table as its own files have it, for the audit: the files that Iceberg says are live, without the rows that their deletion vectors name.
+
+No Spark job: Iceberg's library lists the files, and Parquet's own reader gives their columns some thousand rows at a time. tests/integration/spark holds
+this against what Spark reads, so that an audit sees what every reader of the table sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from cdc.model.batch import EXACT
+from cdc.model.topic import TopicSchema
+from sinks.warehouse import datafiles
+from sinks.warehouse.columns import labels, to_text
+from sinks.warehouse.place import TablePlace
+
+
+def live_rows(place: TablePlace, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
+    """Every live row of the snapshot that ``place`` stands at, as ``sinks.contract.audit_schema(schema)``.
+
+    Raises StoreError where a file is damaged, and OSError as the disk does: FileNotFoundError, too, where a file went meanwhile.
+    """
+    wanted = {*labels(schema).values(), EXACT}
+    fields = [field for field in place.iceberg.fields if field.name in wanted]
+    for live in list(place.live().values()):
+        gone, first = place.gone(live), 0
+        for piece in datafiles.pieces(live.path, fields, live.file.rows):
+            inside = slice(*np.searchsorted(gone, (first, first + piece.num_rows)))
+            yield from to_text(datafiles.without(piece, gone[inside] - first), schema).to_batches()
+            first += piece.num_rows
