@@ -7,7 +7,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -37,7 +37,6 @@ from sinks.contract import Sink
 from sinks.heldlog import HeldLog
 from sinks.holding import bound
 from sinks.retry import ATTEMPTS_MAX, backoff_s
-from sinks.sparksession import use_session
 from snapshots.session import Unreachable, open_session
 
 _Answer = TypeVar("_Answer")
@@ -82,7 +81,7 @@ def audit(
         for name in settings.stores if store is None else (store,):
             held = held_log(reader, name, settings.stores[name], settings.log.dir)
             work = _StoreWork(settings, held, name, database, progress, timeout_s)
-            with _spark(settings) if traits_of(settings.stores[name]).needs_spark else nullcontext():
+            with _spark(settings, name):
                 found = work.compare(table)
                 audits.append(found.result(work.repair(found) if repair else {}))
     return audits
@@ -204,19 +203,13 @@ def _opened(settings: Settings, name: str, reader: HeldLog) -> Iterator[Sink]:
         yield sink
 
 
-@contextmanager
-def _spark(settings: Settings) -> Iterator[None]:
-    """A session for stores that are read through Spark; ended here when it was made here."""
+def _spark(settings: Settings, name: str) -> AbstractContextManager[None]:
+    """What the store is read through, where it needs that."""
+    if not traits_of(settings.stores[name]).needs_spark:
+        return nullcontext()
     from cdc.spark import session
 
-    ours = session.running() is None  # not "active", which each thread has its own answer to
-    scratch = settings.run_dir / "spark" / "audit"
-    use_session(lambda: session.session(app="headwater-audit", scratch=scratch))
-    try:
-        yield
-    finally:
-        if ours:
-            session.stop()
+    return session.lent("audit", settings.run_dir)
 
 
 def _caught_up(settings: Settings, reader: HeldLog, sink: Sink, timeout_s: float) -> CaughtUp:

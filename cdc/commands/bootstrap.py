@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from cdc.commands.invocation import KEEP_OLD, checked_time, invocation, kept_for, open_log, store_options
+from cdc.commands.invocation import KEEP_OLD, checked_time, generations, invocation, kept_for, open_log, store_options
 from cdc.commands.output import console, line, print_json, progress_bar, seconds
 from cdc.daemon.signals import stop_on_signals
 from cdc.errors import ConfigError, HeadwaterError
@@ -58,17 +58,14 @@ def bootstrap(
     from cdc.generations.bootstrap import Bootstrap
     from cdc.lookup.former import held_log
     from cdc.state.approvals import approved
-    from sinks import generations_of
 
     out = console()
     own(settings.run_dir, "run_dir")
-    with stop_on_signals() as stop, closing(open_log(settings)) as log, closing(generations_of(name, options)) as generations:
+    with stop_on_signals() as stop, closing(open_log(settings)) as log, generations(settings, name) as found:
         rules = Rules(name, options, settings.contracts, approved(settings.run_dir, name))
         with _shown(out, name, quiet=as_json) as show:
             held = held_log(log, name, options, settings.log.dir)
-            done = Bootstrap(
-                settings.log.dir, settings.run_dir, held, generations, rules, kept_for(keep_old), stop, show
-            ).carry_out()
+            done = Bootstrap(settings.log.dir, settings.run_dir, held, found, rules, kept_for(keep_old), stop, show).carry_out()
     if as_json:
         print_json(facts(name, done))
     else:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.commands.invocation import invocation, open_log, store_options
+from cdc.commands.invocation import generations as opened
+from cdc.commands.invocation import invocation, open_log
 from cdc.commands.output import console, line, moment, print_json, size, table_of
 from cdc.errors import ConfigError
 
@@ -26,9 +27,8 @@ def generations(
     settings = invocation(context).settings()
     from cdc.generations.alone import alone, writing
     from cdc.generations.reporter import GenerationReporter
-    from sinks import generations_of
 
-    with closing(open_log(settings)) as log, closing(generations_of(name, store_options(settings, name))) as held:
+    with closing(open_log(settings)) as log, opened(settings, name) as held:
         found = held.all()
         if drop is not None:
             if all(one.number != drop for one in found):

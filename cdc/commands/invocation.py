@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,7 @@ from cdc.settings.models import Settings, StoreOptions
 if TYPE_CHECKING:
     from cdc.log.contract import LogReader
     from sinks.contract import Sink
+    from sinks.generations import Generations
 
 
 KEEP_OLD: Final = "24h"
@@ -83,3 +85,18 @@ def open_log(settings: Settings) -> LogReader:
     from cdc.log.home import open_reader
 
     return open_reader(settings.log.dir)
+
+
+@contextmanager
+def generations(settings: Settings, name: str) -> Iterator[Generations]:
+    """The generations of a store, and the Spark session that such a store may need. Raises ConfigError as ``store_options`` and ``sinks.generations_of`` do."""
+    from sinks import generations_of, traits_of
+
+    options = store_options(settings, name)
+    with ExitStack() as stack:
+        found = stack.enter_context(closing(generations_of(name, options)))
+        if traits_of(options).needs_spark:
+            from cdc.spark import session
+
+            stack.enter_context(session.lent("generations", settings.run_dir))
+        yield found

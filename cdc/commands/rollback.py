@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cdc.commands.bootstrap import decided, decision_lines, kept_line
-from cdc.commands.invocation import KEEP_OLD, checked_time, invocation, kept_for, open_log, store_options
+from cdc.commands.invocation import KEEP_OLD, checked_time, generations, invocation, kept_for, open_log, store_options
 from cdc.commands.output import console, line, print_json
 from cdc.daemon.signals import stop_on_signals
 from cdc.folders import own
@@ -41,14 +41,13 @@ def rollback(
     from cdc.generations.rollback import roll_back
     from cdc.lookup.former import held_log
     from cdc.state.approvals import approved
-    from sinks import generations_of
 
     own(settings.run_dir, "run_dir")
-    with stop_on_signals() as stop, closing(open_log(settings)) as log, closing(generations_of(name, options)) as generations:
+    with stop_on_signals() as stop, closing(open_log(settings)) as log, generations(settings, name) as found:
         rules = Rules(name, options, settings.contracts, approved(settings.run_dir, name))
         follower = GenerationFollower(settings.log.dir, held_log(log, name, options, settings.log.dir), rules, stop)
         with alone(settings.log.dir, name):
-            done = roll_back(follower, generations, settings.run_dir, kept_for(keep_old), to)
+            done = roll_back(follower, found, settings.run_dir, kept_for(keep_old), to)
     if as_json:
         print_json(
             {

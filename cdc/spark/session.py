@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from pyspark.sql import SparkSession
 from cdc.embedded.jars import spark_jars
 from cdc.embedded.workers import worker_python
 from cdc.state import jsonfile
+from sinks.sparksession import use_session
 
 CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 """With the bare local file system: no ``chmod`` process per file, 25 of which a micro-batch would start otherwise."""
@@ -159,6 +161,19 @@ def stop() -> None:
 
     # Without this the next session would talk to the JVM that is gone.
     SparkContext._gateway = SparkContext._jvm = None
+
+
+@contextmanager
+def lent(purpose: str, run_dir: Path) -> Iterator[None]:
+    """Stores that need a session get this process's; it is ended here when it was made here. ``purpose``: a word that names its folder in ``run_dir``."""
+    ours = running() is None  # not "active", which each thread has its own answer to
+    scratch = run_dir / "spark" / purpose
+    use_session(lambda: session(app=f"headwater-{purpose}", scratch=scratch))
+    try:
+        yield
+    finally:
+        if ours:
+            stop()
 
 
 def _umask() -> int:

@@ -245,6 +245,14 @@ class IcebergTable:
                 tasks.close()
         return found
 
+    def size(self) -> tuple[int, int]:
+        """(rows, bytes) of the current snapshot, as its summary says them: data files and deletion vectors."""
+        with errors("read a snapshot's summary"):
+            snapshot = self._operations.current().currentSnapshot()
+            said = {} if snapshot is None else self._use.values.strings(snapshot.summary())
+        rows, gone, taken = (int(said.get(key, 0)) for key in ("total-records", "total-position-deletes", "total-files-size"))
+        return rows - gone, taken
+
     def needed(self, *, vectors_only: bool = False) -> frozenset[str]:
         """The names of all files that any snapshot needs, those of other branches and tags among them. ``vectors_only``: those of deletion
         vectors."""

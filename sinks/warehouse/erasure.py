@@ -17,7 +17,7 @@ from cdc.crashpoint import crashpoint
 from sinks.warehouse.catalog import Catalog
 from sinks.warehouse.disk import sync
 from sinks.warehouse.marks import STORE_KEY
-from sinks.warehouse.names import STAGING
+from sinks.warehouse.names import GENERATIONS, STAGING
 
 _PARTS: Final = ("data", "metadata")
 _GZIP: Final = b"\x1f\x8b"
@@ -71,15 +71,15 @@ def owners(location: Path) -> set[str | None]:
 
 
 def tables_in(path: Path) -> Iterator[Path]:
-    """The folders of Iceberg tables, wherever they lie below the path."""
+    """The folders of Iceberg tables, wherever they lie below the path, but for those of other generations."""
     if not path.is_dir():
         return
     for folder, below, _ in os.walk(path):
         if Path(folder) != path and any(_metadata(Path(folder))):
             below[:] = [name for name in below if name not in _PARTS]  # others may have made theirs beside them
             yield Path(folder)
-        elif Path(folder) == path and STAGING in below:
-            below.remove(STAGING)
+        elif Path(folder) == path:
+            below[:] = [name for name in below if name not in (STAGING, GENERATIONS)]
 
 
 def _metadata(location: Path) -> Iterator[Path]:

@@ -12,6 +12,7 @@ _SAFE: Final = re.compile(r"[a-z0-9][a-z0-9_]{0,120}")
 _HASHED: Final = re.compile(r"_[0-9a-f]{16}\Z")
 LEDGERS: Final = "_headwater"
 STAGING: Final = "_staging"
+GENERATIONS: Final = "_generations"
 
 
 def place_of(schema: TopicSchema, namespace: str | None) -> tuple[tuple[str, ...], str]:

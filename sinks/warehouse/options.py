@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from cdc.settings.models import StoreOptions
 
@@ -21,6 +21,9 @@ class Options(StoreOptions):
     """The warehouse's folder: an Iceberg catalog of type `hadoop`, which every Iceberg reader can open."""
     namespace: str | None = Field(None, pattern=r"^[a-z0-9_]+$")
     """Put before `schema.table` in the tables' names."""
+    pointer: Path | None = None
+    """A symbolic link that readers open as their warehouse instead of `path`: it leads to the folder of the live generation, so that `cdc bootstrap` can put the
+    next one in its place ([stores.md](stores.md#generations-of-a-warehouse)). Made by Headwater; outside `path`. Left out: `cdc bootstrap` builds in place."""
     commit_interval_ms: int = Field(3000, ge=0)
     """Under steady changes, commits are no closer together than this; a change that comes alone is committed at once."""
     batch_rows: int = Field(1_000_000, ge=1)
@@ -37,6 +40,16 @@ class Options(StoreOptions):
     """This many data files of about the same size become one."""
     keep_snapshots_s: int = Field(600, ge=0)
     """How long old snapshots stay readable."""
+
+    @model_validator(mode="after")
+    def _readers_find_the_pointer_outside(self) -> Self:
+        if self.pointer is not None and self.pointer.absolute().is_relative_to(self.path.absolute()):
+            raise ValueError("pointer lies in path, where a reader of path would take it for a namespace; name one beside path")
+        return self
+
+    @property
+    def generational(self) -> bool:
+        return self.pointer is not None
 
     @property
     def disk_path(self) -> Path:

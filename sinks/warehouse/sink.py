@@ -8,9 +8,11 @@ each table skips what it holds already. Readers need nothing of ours: Spark, Tri
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -24,19 +26,22 @@ from cdc.model.lineage import believed
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, Outcome, Shape, TopicAsOf, Traits, audit_schema
+from sinks.generations import HeldWatch
 from sinks.render.rowtext import row_text
 from sinks.sparksession import spark_session
 from sinks.warehouse.catalog import Catalog
 from sinks.warehouse.columns import labels
 from sinks.warehouse.erasure import erase
 from sinks.warehouse.extent import Extent
+from sinks.warehouse.generationnames import FIRST
 from sinks.warehouse.keys import encode, key_plan
 from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.marks import Signed
-from sinks.warehouse.names import STAGING, place_of, safe
+from sinks.warehouse.names import place_of
 from sinks.warehouse.options import Options
-from sinks.warehouse.place import KeyCache
+from sinks.warehouse.parts import WarehouseParts, parts_of
 from sinks.warehouse.rebuild import WarehouseRebuild
+from sinks.warehouse.register import WarehouseRegister
 from sinks.warehouse.scratch import Scratch, Staging
 from sinks.warehouse.tables import WarehouseTables, refuse_missing
 from sinks.warehouse.tablescan import live_rows
@@ -48,13 +53,16 @@ class Warehouse:
 
     traits = Traits(sequenced=True, staged=True, needs_spark=True, exclusive=True, evolves=True)
 
-    def __init__(self, name: str, options: Options) -> None:
+    def __init__(
+        self, name: str, options: Options, clock: Callable[[], float] = time.monotonic, *, generation: int | None = None
+    ) -> None:
+        """``generation``: the only one that it works on, and never where readers see it; by default the one that is live, whichever that is each time
+        that it is opened."""
         self.name = name
         self.options = options
-        self._path = options.path.absolute()
-        self._scratch = Scratch(self._path / STAGING / safe(name))
-        self._staging = Staging(self._scratch, options.staged_bytes)
-        self._keys = KeyCache(options.key_cache_bytes)
+        self._generation = generation
+        self._parts = self._parts_of(generation or FIRST)
+        self._held = HeldWatch(clock)
         self._applied = ZERO_CUT
         """As it was opened, or committed here since."""
         self._epoch: int | None = None
@@ -63,9 +71,55 @@ class Warehouse:
         self._ledger: WarehouseLedger | None = None
         self._tables: WarehouseTables | None = None
 
+    # --- which generation ------------------------------------------------------------------------------------------------------------
+
+    def _parts_of(self, number: int) -> WarehouseParts:
+        return parts_of(self._register.folders, number, self.options)
+
+    @property
+    def _register(self) -> WarehouseRegister:
+        return WarehouseRegister.of(self.name, self.options)
+
+    @property
+    def _path(self) -> Path:
+        """The generation's folder."""
+        return self._parts.path
+
+    @property
+    def _scratch(self) -> Scratch:
+        return self._parts.scratch
+
+    @property
+    def _staging(self) -> Staging:
+        return self._parts.staging
+
+    def _choose(self, *, writing: bool) -> None:
+        """Finds the generation to work on. Raises StoreError (retryable) while another process is about to put another one in its place, and seems to live;
+        ConfigError where nobody can say which one readers see."""
+        if self._generation is not None:
+            return
+        register = self._register
+        if writing and (word := register.held()) is not None:
+            if not self._held.forgotten(word):
+                raise StoreError(f"store {self.name}: another generation is about to take the live one's place", retryable=True)
+            register.let_go(word)
+        if (live := register.live()) != self._parts.number:
+            self._parts.close()
+            self._parts = self._parts_of(live)
+
+    def _refuse_replaced(self) -> None:
+        """Raises StoreError (retryable) where another generation is live by now. A writer puts the pointer right that leads there."""
+        if self._generation is None:
+            register, number = self._register, self._parts.number
+            register.refuse_replaced(number)
+            if self._epoch is not None and register.lost():
+                register.point(number)
+
     # --- which log, and how far ------------------------------------------------------------------------------------------------------
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
+        self._epoch = None
+        self._choose(writing=epoch is not None)
         self._epoch = epoch
         with _disk_errors("opened"):
             if epoch is not None and self._path.exists():
@@ -78,7 +132,7 @@ class Warehouse:
             with suppress(OSError):
                 self._scratch.sweep()
         tables = self._tables = WarehouseTables(
-            self.name, self.options, catalog, self._keys, self._scratch, writing=epoch is not None
+            self.name, self._parts.options, catalog, self._parts.keys, self._scratch, writing=epoch is not None
         )
         ledger = self._ledger = WarehouseLedger(self.name, catalog)
         tables.load(self._extent.selected().values())
@@ -94,6 +148,7 @@ class Warehouse:
     def applied(self) -> Cut:
         """Asks the file system whether anything has changed, and Iceberg only where something has."""
         extent, ledger, tables = self._opened()
+        self._refuse_replaced()
         ledger.load()
         known = [*([ledger.table] if ledger.table is not None else []), *(place.iceberg for place in tables)]
         changed = [one for one in known if one.changed()]
@@ -112,6 +167,7 @@ class Warehouse:
 
     def rebuild(self, log: LogReader, epoch: int, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
         self.close()
+        self._choose(writing=True)
         lineage = log.lineage()
         if lineage is None:
             raise StoreError("there is no log yet that the warehouse could be built from", retryable=True)
@@ -120,21 +176,26 @@ class Warehouse:
             catalog = self._connected()
             self._scratch.sweep()
             self._scratch.folder()  # from now on everybody can see that the writer of our files lives
-            aside = self._path / STAGING / safe(self.name)
-            rebuild = WarehouseRebuild(self.name, self.options, catalog, self._scratch.owner, self._path, aside)
+            rebuild = WarehouseRebuild(self.name, self._parts.options, catalog, self._scratch.owner, self._path, self._parts.aside)
             try:
                 outcome = rebuild.carry_out(lineage, epoch, cut, topics)
             finally:
                 self._scratch.remove()
-        self._keys.clear()
+        self._parts.keys.clear()
         return outcome
 
     def erase(self) -> None:
         self.close()
+        if self._generation is None:
+            self._register.erase()
+            self._parts = self._parts_of(FIRST)
+        elif self._generation != FIRST:
+            self._register.remove(self._generation)
+            return
         with _disk_errors("emptied"):
             if self._path.exists():
                 self._own_folder()
-            erase(self._connected(), self._path, self.name, self._path / STAGING / safe(self.name))
+            erase(self._connected(), self._path, self.name, self._parts.aside)
             self._scratch.sweep()
 
     def _connected(self) -> Catalog:
@@ -147,11 +208,15 @@ class Warehouse:
             self._own_folder()
             self._scratch.folder()  # from now on everybody can see that the writer of our files lives
             ledger.take(epoch, extent.lineage().mark(ZERO_CUT), self._path)
+            if self._generation is None:
+                self._register.point(self._parts.number)  # somebody may have held it since it was chosen
         except OSError as error:
             raise StoreError(f"the warehouse's folder cannot be made: {error.strerror}", retryable=True) from error
 
     def _own_folder(self) -> None:
         try:
+            own_data(self.options.path, f"stores.{self.name}.path")
+            self._register.make(self._parts.number)
             own_data(self._path, f"stores.{self.name}.path")
         except ConfigError as error:
             raise StoreError(str(error), retryable=False, hint=error.hint) from None
@@ -214,6 +279,7 @@ class Warehouse:
 
     def _commit(self, cut: Cut) -> None:
         extent, ledger, tables = self._opened()
+        self._refuse_replaced()
         ledger.refuse_others(self._opened_epoch())
         for place in tables:
             place.check()
@@ -224,7 +290,9 @@ class Warehouse:
             tables.places[name].write(self._staging.batches(name), signed)
             self._staging.drop(name)
         self._staging.clear()
-        ledger.record(signed, self._mark_the_others(signed))
+        nothing = self._mark_the_others(signed)
+        with self._register.committing(self._parts.number) if self._generation is None else nullcontext():
+            ledger.record(signed, nothing)
         self._applied = extent.holds = cut
         for name in staged:
             tables.upkeep[name].after_commit(signed)
@@ -284,9 +352,7 @@ class Warehouse:
         )
 
     def close(self) -> None:
-        with suppress(OSError):
-            self._staging.clear()
-        self._scratch.remove()
+        self._parts.close()
         self._extent = self._ledger = self._tables = None
 
 

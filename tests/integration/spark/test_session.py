@@ -11,8 +11,6 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from cdc.audit.stores import _spark
-from cdc.settings.models import Settings
 from cdc.spark import session
 
 pytestmark = pytest.mark.spark
@@ -58,8 +56,7 @@ def test_an_audit_does_not_end_a_session_that_others_use(spark: SparkSession, tm
     jvm: Any = spark._jvm
     jvm.org.apache.spark.sql.classic.SparkSession.clearActiveSession()
     assert SparkSession.getActiveSession() is None
-    settings = Settings(source={"dsn": "postgresql://"}, log={"dir": tmp_path / "log"}, run_dir=tmp_path / "run")  # type: ignore[arg-type]
-    with _spark(settings):
+    with session.lent("audit", tmp_path / "run"):
         assert session.running() is not None
     running = session.running()
     assert running is not None

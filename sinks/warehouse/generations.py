@@ -1,0 +1,102 @@
+"""A warehouse's generations: listed, held, put in each other's place, removed. See ``sinks.generations``."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from contextlib import closing
+
+from cdc.crashpoint import crashpoint
+from cdc.errors import StoreError
+from cdc.model.lineage import Mark
+from cdc.model.position import Cut
+from sinks.generations import Generation, GenerationEntry, GenerationSize
+from sinks.sparksession import spark_session
+from sinks.warehouse.catalog import Catalog, IcebergTable
+from sinks.warehouse.erasure import tables_in
+from sinks.warehouse.generationnames import WarehouseFolders
+from sinks.warehouse.ledger import WarehouseLedger
+from sinks.warehouse.marks import SOURCE_KEY, STORE_KEY
+from sinks.warehouse.options import Options
+from sinks.warehouse.register import WarehouseGenerationReplaced, WarehouseRegister
+from sinks.warehouse.sink import Warehouse
+
+
+class WarehouseGenerations:
+    """See ``sinks.generations.Generations``."""
+
+    def __init__(self, name: str, options: Options) -> None:
+        """``options``: with a pointer."""
+        self.name = name
+        self._options = options
+        self._register = WarehouseRegister.of(name, options)
+        self._held: str | None = None
+        """The word by which this process holds the live generation."""
+
+    @property
+    def _folders(self) -> WarehouseFolders:
+        return self._register.folders
+
+    def all(self) -> Sequence[Generation]:
+        return [Generation(one.number, one.state, self._mark(one.number), one.until) for one in self.entries()]
+
+    def entries(self) -> Sequence[GenerationEntry]:
+        return self._register.entries()
+
+    def size(self, number: int) -> GenerationSize:
+        sizes = [one.size() for one in self._tables(number)]
+        return GenerationSize(sum(rows for rows, _ in sizes), sum(taken for _, taken in sizes))
+
+    def sink(self, number: int) -> Warehouse:
+        return Warehouse(self.name, self._options, generation=number)
+
+    def hold(self) -> Cut:
+        word = uuid.uuid4().hex
+        cut = self._register.hold(word, self._committed)
+        self._held = word
+        crashpoint("generations.warehouse_held")
+        return cut
+
+    def release(self) -> None:
+        if self._held is not None:
+            word, self._held = self._held, None
+            self._register.let_go(word)  # or somebody has waited long enough
+
+    def swap(self, number: int, until: float | None) -> None:
+        if self._held is None:
+            raise WarehouseGenerationReplaced(self.name)
+        self._register.swap(self._held, number, until)
+        self._held = None
+
+    def drop(self, number: int) -> None:
+        if self._register.live() == number:
+            raise StoreError(f"store {self.name}: generation {number} is live", retryable=False, hint=f"cdc rollback {self.name}")
+        with closing(self.sink(number)) as sink:
+            sink.erase()
+        crashpoint("generations.warehouse_erased")
+        self._register.forget(number)
+
+    def close(self) -> None: ...
+
+    def _committed(self, number: int) -> Cut:
+        mark = self._mark(number)
+        if mark is None:
+            raise StoreError(f"store {self.name}: its live generation has no ledger at present", retryable=True)
+        return mark.cut
+
+    def _mark(self, number: int) -> Mark | None:
+        if not self._folders.ledger(number).exists():
+            return None
+        table = WarehouseLedger(self.name, self._catalog(number)).table
+        return None if table is None else table.mark
+
+    def _tables(self, number: int) -> list[IcebergTable]:
+        root, catalog = self._folders.root(number), self._catalog(number)
+        there = [catalog.load(path.relative_to(root).parts[:-1], path.name) for path in tables_in(root)]
+        return [
+            one for one in there if one is not None and one.properties.get(STORE_KEY) == self.name and SOURCE_KEY in one.properties
+        ]
+
+    def _catalog(self, number: int) -> Catalog:
+        spark = spark_session(self.name)
+        return Catalog(spark._jvm, spark._jsc.hadoopConfiguration(), self._folders.root(number))

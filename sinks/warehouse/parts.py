@@ -1,0 +1,42 @@
+"""The parts that one generation of a warehouse is worked on with."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sinks.warehouse.generationnames import WarehouseFolders
+from sinks.warehouse.options import Options
+from sinks.warehouse.place import KeyCache
+from sinks.warehouse.scratch import Scratch, Staging
+
+
+@dataclass(frozen=True, slots=True)
+class WarehouseParts:
+    """``options``: with the generation's own folder as ``path``. ``aside``: a folder whose content does not count."""
+
+    number: int
+    options: Options
+    aside: Path
+    scratch: Scratch
+    staging: Staging
+    keys: KeyCache
+
+    @property
+    def path(self) -> Path:
+        """The generation's folder, absolute."""
+        return self.options.path
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.staging.clear()
+        self.scratch.remove()
+
+
+def parts_of(folders: WarehouseFolders, number: int, options: Options) -> WarehouseParts:
+    """``options``: as the configuration says them."""
+    aside = folders.staging(number)
+    scratch = Scratch(aside)
+    own = options.model_copy(update={"path": folders.root(number)})
+    return WarehouseParts(number, own, aside, scratch, Staging(scratch, options.staged_bytes), KeyCache(options.key_cache_bytes))
