@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
@@ -50,12 +49,13 @@ class SearchBarriers:
 
     def replace_writers(self, which: list[Place]) -> bool:
         """False when somebody else has replaced one meanwhile: then the names are looked up, and our fence comes with a later commit."""
-        fresh = fence.replace_writers(self._cluster, {place.names: place.writer for place in which})
+        fresh = fence.replace_writers(self._cluster, {unit.names: unit.writer for place in which for unit in place.units})
         for place in which:
             if fresh is None:
                 self._tables.prepare(place.schema)
-            else:
-                place.write_through(fresh[place.names])
+                continue
+            for unit in place.units:
+                unit.write_through(fresh[unit.names])
         return fresh is not None
 
     def _steps(self, barrier: TableBarrier, *, new: bool) -> tuple[TableBarrier, Steps[_Again]]:
@@ -93,11 +93,11 @@ class _Rewriting:
             came = own.column(POSITION)
             yield batch, None if schema.key else came.cast(pa.utf8()), came
 
-    def write_into(self, writer: str, barrier: TableBarrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
+    def write_into(self, place: Place, barrier: TableBarrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
         dead: tuple[DeadLetter, ...] = ()
         for batch, ids, came in rows:
-            body = bulk.actions(batch, barrier.schema, self.tables.indices.style(barrier.schema), ids)
-            verdicts = self.rows.write_all(writer, body, np.arange(len(batch)))
+            actions = bulk.Actions(batch, barrier.schema, self.tables.indices.style(barrier.schema), ids)
+            verdicts = self.rows.write_into(place, actions, barrier.position)
             if verdicts.count(Fate.FENCED):
                 raise StoreError(f"store {self.cluster.store}: another process replaces the write alias", retryable=True)
             named = partial(bulk.ids_of, batch, barrier.schema, ids)
@@ -116,7 +116,7 @@ class _InPlace(_Rewriting):
     def write_again(self, barrier: TableBarrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
         place = self.tables.place(barrier.schema)
         self.tables.statements.begin_alone(place, barrier.position)
-        dead = self.write_into(place.writer, barrier, rows)
+        dead = self.write_into(place, barrier, rows)
         crashpoint("search.schema.rewritten")
         return dead
 
@@ -127,7 +127,8 @@ class _InPlace(_Rewriting):
         crashpoint("search.truncate.floor_raised")
         self.barriers.replace_writers([place])  # a writer from before the barrier has to read the floor before it writes again
         crashpoint("search.truncate.before_purge")
-        fence.purge(self.cluster, place.names, written_before=barrier.position)
+        for unit in place.units:
+            fence.purge(self.cluster, unit.names, written_before=barrier.position)
 
     def set_shape(self, barrier: TableBarrier) -> None:
         if barrier.defines:
@@ -142,13 +143,13 @@ class _Another(_Rewriting):
     fresh: Place
 
     def write_again(self, barrier: TableBarrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
-        return self.write_into(self.fresh.writer, barrier, rows)
+        return self.write_into(self.fresh, barrier, rows)
 
     def raise_floor(self, barrier: TableBarrier) -> None:
         """Nothing from before is in it."""
 
     def set_shape(self, barrier: TableBarrier) -> None:
-        self.cluster.ask("a refresh", "POST", f"/{self.fresh.names.index}/_refresh")
+        self.tables.indices.refresh(one.names.index for one in self.fresh.units)
         self.tables.statements.say(self.fresh, barrier.position, floor=barrier.position, shape=barrier.shape, building=False)
         crashpoint("search.schema.rebuilt")
         self.tables.built(self.old, self.fresh)

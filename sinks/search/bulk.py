@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.errors import StoreError
-from cdc.model.batch import POSITION
+from cdc.model.batch import OP, POSITION, Op
 from cdc.model.topic import TopicSchema
 from sinks.render.jsonrows import Piece, Style, Texts, join, position_texts, raw_texts, string_texts
 from sinks.retry import ATTEMPTS_MAX, Fate, backoff_s, bulk_fate
@@ -74,15 +74,70 @@ def ids_of(batch: pa.RecordBatch, schema: TopicSchema, ids: pa.Array | None = No
     return placement_of(schema).ids(batch) if ids is None else ids
 
 
+class Actions:
+    """Rows that are to be written. ``ids``: as ``ids_of``; ``over_equal``: also in the place of a document of the same version.
+
+    ``parts``: the name of each row's index, NULL where it has none; None: all of them lie in one.
+    """
+
+    def __init__(
+        self, batch: pa.RecordBatch, schema: TopicSchema, style: Style, ids: pa.Array | None = None, *, over_equal: bool = False
+    ) -> None:
+        self._batch = batch
+        self._schema = schema
+        self._style = style
+        self._ids = ids
+        self._over_equal = over_equal
+        self._plain: Texts | None = None
+        self.parts: pa.Array | None = placement_of(schema).indices(batch)
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def texts(self, writers: Mapping[str, str]) -> Texts:
+        """As lines of a request. ``writers``: the alias through which each part is written; a row of any other is not to be sent."""
+        if self.parts is None:
+            if self._plain is None:
+                self._plain = self._lines(None)
+            return self._plain
+        found = self.parts.dictionary_encode()
+        through = pa.array([writers.get(name, "") for name in found.dictionary.to_pylist()], pa.utf8())
+        return self._lines(through.take(found.indices).fill_null(""))
+
+    def _lines(self, through: pa.Array | None) -> Texts:
+        return actions(self._batch, self._schema, self._style, self._ids, over_equal=self._over_equal, through=through)
+
+    def nameless(self) -> Verdicts:
+        """The verdicts on rows that lie in no index: nothing is taken out of one, and the rest cannot be held."""
+        if self.parts is None or not self.parts.null_count:
+            return together([])
+        rows = np.flatnonzero(np.asarray(self.parts.is_null()))
+        gone = self._batch.column(OP).to_numpy()[rows] == int(Op.DELETE)
+        why = placement_of(self._schema).nameless
+        return together([all_of(rows[gone], Fate.STALE), all_of(rows[~gone], Fate.DEAD, why)])
+
+
 def actions(
-    batch: pa.RecordBatch, schema: TopicSchema, style: Style, ids: pa.Array | None = None, *, over_equal: bool = False
+    batch: pa.RecordBatch,
+    schema: TopicSchema,
+    style: Style,
+    ids: pa.Array | None = None,
+    *,
+    over_equal: bool = False,
+    through: pa.Array | None = None,
 ) -> Texts:
     """Per row: the action's line and the document's. ``ids``: as ``ids_of``. ``over_equal``: also in the place of a document of the same
-    version."""
+    version. ``through``: the alias that each row is written through, where that is not the request's."""
     ids = ids_of(batch, schema, ids)
+    indices = [] if through is None else [Piece(string_texts(through), before=b',"_index":"', after=b'"')]
     routings, left = placement_of(schema).routings(batch), former(batch)
     routed = [] if routings is None else [Piece(string_texts(routings), before=b',"routing":"', after=b'"')]
-    head = [_version(batch, left, over_equal=over_equal), *routed, Piece(string_texts(ids), before=b',"_id":"', after=b'"}}\n')]
+    head = [
+        _version(batch, left, over_equal=over_equal),
+        *indices,
+        *routed,
+        Piece(string_texts(ids), before=b',"_id":"', after=b'"}}\n'),
+    ]
     document = document_pieces(batch, schema, style)
     document[-1] = Piece(document[-1].texts, before=b"}\n")
     return join([*head, *document])
@@ -110,14 +165,14 @@ def split(body: Texts, rows: Rows, bytes_max: int) -> list[Rows]:
 
 def send(
     cluster: Cluster,
-    alias: str,
+    alias: str | None,
     body: Texts,
     rows: Rows,
     *,
     sleep: Callable[[float], None] = time.sleep,
     chance: random.Random | None = None,
 ) -> Verdicts:
-    """Writes these rows and returns a final verdict on each (never AGAIN).
+    """Writes these rows and returns a final verdict on each (never AGAIN). ``alias``: what they are written through; None: each line says it.
 
     Rows that the cluster turned away for being busy are sent again, in halves, with growing pauses. Raises StoreError when it stays
     busy, does not answer, or refuses the request.
@@ -128,7 +183,7 @@ def send(
     attempt = 0
     while waiting:
         part = waiting.pop()
-        answer = cluster.send("POST", f"/{alias}/_bulk", payload(body, part), params=_PARAMS, ndjson=True)
+        answer = cluster.send("POST", _path(alias), payload(body, part), params=_PARAMS, ndjson=True)
         if answer.status == 413:
             if len(part) == 1:
                 final.append(all_of(part, Fate.DEAD, "larger than http.max_content_length"))
@@ -152,7 +207,11 @@ def send(
     return together(final)
 
 
-def send_behind(cluster: Cluster, alias: str, changes: Sequence[Change], body: Texts, rows: Rows) -> Verdicts | None:
+def _path(alias: str | None) -> str:
+    return "/_bulk" if alias is None else f"/{alias}/_bulk"
+
+
+def send_behind(cluster: Cluster, alias: str | None, changes: Sequence[Change], body: Texts, rows: Rows) -> Verdicts | None:
     """Writes these rows in one request behind conditional changes of documents of the same index; some may have to be sent AGAIN. None: the
     cluster is too busy for a request like this.
 
@@ -160,7 +219,7 @@ def send_behind(cluster: Cluster, alias: str, changes: Sequence[Change], body: T
     """
     lines = conditional.request(changes) + payload(body, rows)
     params = {"require_alias": "true", "filter_path": f"{conditional.PARTS},items.*.error.caused_by.type"}
-    answer = cluster.send("POST", f"/{alias}/_bulk", lines, params=params, ndjson=True)
+    answer = cluster.send("POST", _path(alias), lines, params=params, ndjson=True)
     if bulk_fate(answer.status, answer.error_type) is Fate.AGAIN:
         return None
     if answer.status >= 400:

@@ -43,6 +43,12 @@ class Guarded:
     stand: Stand | None = None
     attempt: str | None = None
     """The word of a write of which nobody knows whether it was taken."""
+    called: str = ""
+    """What errors call the index; empty: by its name."""
+
+    @property
+    def said(self) -> str:
+        return self.called or self.index
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +148,7 @@ def settle(cluster: Cluster, doing: str, documents: Sequence[Guarded], nonce_of:
         if nonce is not None and nonce == one.attempt:
             one.stand = Stand(nonce, found["_seq_no"], found["_primary_term"])
         elif nonce != (None if one.stand is None else one.stand.nonce):
-            raise Conflict(cluster.store, one.index, "was written by another process, or is another copy")
+            raise Conflict(cluster.store, one.said, "was written by another process, or is another copy")
         taken.append(nonce is not None and nonce == one.attempt)
         one.attempt = None
     return taken
@@ -152,13 +158,14 @@ def _failure(cluster: Cluster, doing: str, document: Guarded, found: Mapping[str
     kind = str(found.get("error", {}).get("type", ""))
     if found["status"] == 409:
         document.attempt = None  # it was not taken, and what stands there is not ours
-        return Conflict(cluster.store, document.index, "was written by another process, or is another copy")
+        return Conflict(cluster.store, document.said, "was written by another process, or is another copy")
     if found["status"] == 404:
         document.attempt = None
-        return Conflict(cluster.store, document.index, "was deleted, or its alias moved")
+        return Conflict(cluster.store, document.said, "was deleted, or its alias moved")
     if several_behind_alias(found):
         document.attempt = None
-        return Conflict(cluster.store, document.index, f"shares its alias {document.alias} with another index")
+        shares = "its write alias" if document.called else f"its alias {document.alias}"
+        return Conflict(cluster.store, document.said, f"shares {shares} with another index")
     return cluster.error(doing, Answer(found["status"], {"error": {"type": kind, **found.get("error", {})}}))
 
 

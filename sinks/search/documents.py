@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from sinks.render.meaning import plain_key
 from sinks.render.rowtext import rows_with_keys, split_keys
 from sinks.retry import down
 from sinks.search import conditional, fields
-from sinks.search.indices import LIVING
+from sinks.search.indices import LIVING, Found
 from sinks.search.names import HASHED_ID
 from sinks.search.pages import Hits
 from sinks.search.placement import placement_of
@@ -42,16 +43,20 @@ def _with_keys(rows: pa.RecordBatch, ids: pa.Array, schema: TopicSchema, choices
     return rows
 
 
-def _pages_of_keys(keys: pa.RecordBatch, schema: TopicSchema) -> Iterator[dict[str, Any]]:
-    """The documents of these keys, as ``_mget`` asks for them."""
+def _pages_of_keys(keys: pa.RecordBatch, schema: TopicSchema, found: Found) -> Iterator[dict[str, Any]]:
+    """The documents of these keys, as ``_mget`` asks for them. ``found``: the table's index."""
     placement = placement_of(schema)
-    ids, routings = placement.ids_of_keys(keys).to_pylist(), placement.routings_of_keys(keys)
-    routed = None if routings is None else routings.to_pylist()
-    for page in (slice(start, start + PAGE_ROWS) for start in range(0, len(ids), PAGE_ROWS)):
-        if routed is None:
-            yield {"ids": ids[page]}
-        else:
-            yield {"docs": [{"_id": one, "routing": way} for one, way in zip(ids[page], routed[page], strict=True)]}
+    ids, routings, parts = (
+        placement.ids_of_keys(keys).to_pylist(),
+        placement.routings_of_keys(keys),
+        placement.indices_of_keys(keys),
+    )
+    routed = [{}] * len(ids) if routings is None else [{"routing": one} for one in routings.to_pylist()]
+    there = {one.name: one.index for one in found.parts}
+    indices = [found.index] * len(ids) if parts is None else [there.get(one) for one in parts.to_pylist()]
+    docs = [{"_index": index, "_id": one, **way} for index, one, way in zip(indices, ids, routed, strict=True) if index is not None]
+    for start in range(0, len(docs), PAGE_ROWS):
+        yield {"docs": docs[start : start + PAGE_ROWS]}
 
 
 class Documents:
@@ -66,7 +71,7 @@ class Documents:
         found = self._tables.find(schema)
         if found is not None:
             style = self._choices.style(schema)
-            for hits in self._pages(found.index, schema):
+            for hits in chain.from_iterable(self._pages(one.index, schema) for one in found.parts or (found,)):
                 rows, left = hits.rows(schema, style)
                 if not all(column.shown for column in schema.key):
                     ids = hits.ids()
@@ -82,10 +87,9 @@ class Documents:
             return rows_with_keys(self.scan(schema), keys, schema)
         index = self._tables.find(schema)
         found: list[Any] = []
-        for page in _pages_of_keys(keys, schema) if index is not None else ():
-            assert index is not None
+        for page in _pages_of_keys(keys, schema, index) if index is not None else ():
             params = {"stored_fields": DELETED, "_source": "true"}
-            docs = conditional.documents(self._cluster, f"reading {schema.topic}", f"/{index.index}/_mget", page, params)
+            docs = conditional.documents(self._cluster, f"reading {schema.topic}", "/_mget", page, params)
             found += [doc for doc in docs if doc.get("found") and DELETED not in doc.get("fields", {})]
         return self._texts(found, schema)
 

@@ -104,7 +104,10 @@ class SearchGenerations:
             if one.owner is not None and live.related(one.owner.store) and one.index not in used:
                 left = (name for name, options in one.aliases.items() if searched(options))
                 actions += [{"remove": {"index": one.index, "alias": name}} for name in left]
-        actions += [searching(one.index, fresh.searched(one.places.alias)) for one in used.values() if one.places is not None]
+        for one in used.values():
+            if one.places is not None and one.owner is not None:
+                names = dict.fromkeys((one.places.alias, one.owner.part_of or one.places.alias))
+                actions += [searching(one.index, fresh.searched(name)) for name in names]
         crashpoint("generations.search_before_swap")
         change_aliases(self._cluster, "swapping the generations", actions)
         self._held = None
@@ -125,7 +128,7 @@ class SearchGenerations:
         return [*moved(old, live.ledger, live.ledger)[:1], *moved(new, live.ledger, live.ledger)[1:]]
 
     def _used(self, names: GenerationNames) -> list[Found]:
-        """The index of each table that the generation's rows are in."""
+        """The index of each table that the generation's rows are in, or its home index and all of its parts."""
         with self._parts(names) as parts:
             indices = parts.tables.indices
             found = [
@@ -133,7 +136,7 @@ class SearchGenerations:
                 for alias, together in by_alias(indices.all()).items()
                 for topic in {one.owner.table for one in together if one.owner is not None and indices.mine(one)}
             ]
-        return [one for one in found if one is not None and one.said]
+        return [unit for one in found if one is not None and one.said for unit in one.units]
 
     def _there(self, names: GenerationNames) -> list[Found]:
         with self._parts(names) as parts:

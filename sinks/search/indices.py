@@ -6,7 +6,7 @@ where an operator points it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from sinks.search import fence, mapping
 from sinks.search.conditional import read
 from sinks.search.names import NUMBERED, Owner, Places, named, owner_of
 from sinks.search.shown import Shown, change_aliases
-from sinks.search.standing import FIELD, MAPPING, IndexCopy, Whole, copy_of, standing_id, whole_of
+from sinks.search.standing import FIELD, MAPPING, IndexCopy, Whole, copy_of, spread_whole, standing_id, whole_of
 from sinks.search.wire import Cluster
 
 LIVING: Final[dict[str, Any]] = {"bool": {"must_not": {"term": {DELETED: True}}}}
@@ -45,6 +45,24 @@ class Found:
     copies: tuple[IndexCopy | None, ...] = ()
     ids: tuple[str, ...] = ()
     whole: Whole | None = None
+    parts: tuple[Found, ...] = ()
+    """Of a home index: the parts beside it, and ``whole`` is what all of them say together."""
+    name: str = ""
+    """Of a part that was found with its home: what that calls it."""
+
+    @property
+    def units(self) -> tuple[Found, ...]:
+        return self, *self.parts
+
+    @property
+    def part(self) -> bool:
+        """Whether it is a part beside a home index."""
+        return self.owner is not None and bool(self.owner.part_of)
+
+    @property
+    def called(self) -> str:
+        """The name that errors give it: that of a part is made of values."""
+        return f"part of {self.owner.table}" if self.part and self.owner is not None else self.index
 
     @property
     def said(self) -> bool:
@@ -93,14 +111,58 @@ class Indices:
         """Every index that has a name of our form, or an alias of such a name. ``standings``: with what they say."""
         params = {"expand_wildcards": "all", "filter_path": _BRIEF}
         held = self.cluster.ask(_LOOKING, "GET", f"/*{NUMBERED}*", params=params)
-        return self._read(held, standings=standings)
+        return self._with_parts(self._read(held, standings=standings))
 
     def of(self, alias: str) -> list[Found]:
         """The indices of one table, and others that its alias points to."""
+        return self._with_parts(self._named(dict.fromkeys((alias, f"{alias}{NUMBERED}*", self.shown.names.searched(alias)))))
+
+    def beside(self, alias: str) -> list[Found]:
+        """Every part that was ever made for the table with this alias, and is there."""
+        return [one for one in self.all(standings=False) if self.mine(one) and one.owner is not None and one.owner.part_of == alias]
+
+    def made(self, names: Places) -> list[Found]:
+        """The index of these names, if it is there."""
+        return self._named([names.index])
+
+    def part_names(self, home: Places, part: str) -> Places:
+        """The places of the part of this name beside a home index."""
+        return Places(self.shown.names.own(part), home.number)
+
+    def _named(self, names: Iterable[str]) -> list[Found]:
         params = {"expand_wildcards": "all", "ignore_unavailable": "true"}
-        names = ",".join(dict.fromkeys((alias, f"{alias}{NUMBERED}*", self.shown.names.searched(alias))))
-        held = self.cluster.ask(_LOOKING, "GET", f"/{names}", params=params)
+        held: dict[str, Mapping[str, Any]] = {}
+        for path in _paths(names):
+            held |= self.cluster.ask(_LOOKING, "GET", path, params=params)
         return self._read(held)
+
+    def _with_parts(self, found: list[Found]) -> list[Found]:
+        """The same, where home indices have their parts."""
+        wanted = {
+            one.index: {part: self.part_names(one.places, part).index for part in one.whole.standing.beside.parts}
+            for one in found
+            if one.whole is not None and one.places is not None and one.whole.standing.beside.parts
+        }
+        there = {one.index: one for one in found}
+        if missing := {index for parts in wanted.values() for index in parts.values() if index not in there}:
+            there |= {one.index: one for one in self._named(missing)}
+        return [
+            self._composed(one, {part: there.get(index) for part, index in wanted[one.index].items()})
+            if one.index in wanted
+            else one
+            for one in found
+        ]
+
+    def _composed(self, home: Found, parts: Mapping[str, Found | None]) -> Found:
+        """``parts``: by their names."""
+        assert home.places is not None
+        mine = {
+            name: replace(one, name=name)
+            for name, one in parts.items()
+            if one is not None and self.mine(one) and one.owner is not None and one.owner.part_of == home.places.alias
+        }
+        said = {name: one.whole for name, one in mine.items()}
+        return replace(home, parts=tuple(mine.values()), whole=spread_whole(home.whole, said))
 
     def mine(self, found: Found) -> bool:
         """Whether this store made it."""
@@ -142,7 +204,7 @@ class Indices:
         """The index that the topic's rows are in: of those that say something the one behind the alias, or the newest. None: it is not
         there, or somebody else's (``refuse``)."""
         mine = [one for one in found if one.places is not None and one.places.alias == alias and one.owner is not None]
-        mine = [one for one in mine if self.mine(one) and one.owner is not None and one.owner.table == topic]
+        mine = [one for one in mine if self.mine(one) and one.owner is not None and one.owner.table == topic and not one.part]
         return max(mine, key=lambda one: (one.said, alias in one.aliases, one.number), default=None)
 
     def refuse(self, alias: str, found: Iterable[Found], topic: str) -> None:
@@ -158,14 +220,26 @@ class Indices:
                 store = self.shown.names.store
                 hint = f'set another `index` in [stores.{store}], such as index = "{store}.{{schema}}.{{table}}"'
                 raise self._refused(f"the index {one.index} belongs to store {owner.store}", hint)
-            if owner.table != topic:
+            if owner.table != topic or owner.part_of:
                 hint = f"set {APART} in [stores.{self.shown.names.store}]"
                 raise self._refused(f"the index {one.index} holds {owner.table}, not {topic}", hint)
 
+    def taken(self, names: Places, topic: str) -> bool:
+        """Whether somebody else has the place of a part of the topic, or an alias of ours would lead to other people's rows beside it. What an attempt
+        before this one has left of the part is removed."""
+        wanted = dict.fromkeys((names.alias, f"{names.alias}{NUMBERED}*", self.shown.names.searched(names.alias)))
+        found = self._named(wanted)
+        self.delete(one.index for one in found if one.index == names.index and self._part_of(one, topic) and self.mine(one))
+        return not all(self._part_of(one, topic) for one in found)
+
+    def _part_of(self, found: Found, topic: str) -> bool:
+        """Whether a generation of this store has made it as a part of the topic's."""
+        return self._related(found) and found.part and found.owner is not None and found.owner.table == topic
+
     # -- making -------------------------------------------------------------------------------------------------------
 
-    def create(self, places: Places, schema: TopicSchema, settings: Mapping[str, Any]) -> None:
-        """Makes the index; ``point`` gives it the aliases by which it is found. A second caller finds it there."""
+    def create(self, places: Places, schema: TopicSchema, settings: Mapping[str, Any], part_of: str = "") -> None:
+        """Makes the index; ``point`` gives it the aliases by which it is found. A second caller finds it there. ``part_of``: the alias of its home index."""
         index = {
             "hidden": True,  # a pattern that matches it would find deleted rows; the alias does not
             "mapping.total_fields.limit": mapping.fields_limit(schema),
@@ -173,7 +247,7 @@ class Indices:
         }
         aliases = {fence.new_writer(places): {"is_hidden": True}}
         wanted = mapping.mappings(schema, self.style(schema))
-        mappings = {**wanted, "_meta": self._meta(schema), "properties": {**wanted["properties"], **MAPPING}}
+        mappings = {**wanted, "_meta": self._meta(schema, part_of), "properties": {**wanted["properties"], **MAPPING}}
         answer = self.cluster.send(
             "PUT", f"/{places.index}", {"settings": {"index": index}, "mappings": mappings, "aliases": aliases}
         )
@@ -188,7 +262,8 @@ class Indices:
     def evolve(self, found: Found, schema: TopicSchema) -> None:
         """Adds the fields that the index lacks. Raises StoreError where a field would have to change its type."""
         if wrong := self.contradicted(found, schema):
-            hint = f"a field's type never changes: DELETE /{found.index}, so that it is built again from the log"
+            index = found.owner.part_of + NUMBERED + "*" if found.part and found.owner is not None else found.index
+            hint = f"a field's type never changes: DELETE /{index}, so that it is built again from the log"
             raise self._refused(f"{schema.topic} has a new type for {wrong[0]}", hint)
         added = mapping.missing(self._properties(schema), found.held["mappings"].get("properties", {}))
         if not added and owner_of(found.held) is not None:
@@ -199,22 +274,25 @@ class Indices:
         if mapping.fields_limit(schema) > limit:
             raised = {"index.mapping.total_fields.limit": mapping.fields_limit(schema)}
             self.cluster.ask("allowing more fields", "PUT", f"/{found.index}/_settings", raised)
+        part_of = "" if found.owner is None else found.owner.part_of
         # A change of the mapping that does not name its _meta removes that.
-        changed = {"_meta": self._meta(schema), "properties": added}
+        changed = {"_meta": self._meta(schema, part_of), "properties": added}
         self.cluster.ask(f"adding columns of {schema.topic}", "PUT", f"/{found.index}/_mapping", changed)
 
     def point(self, live: Found, others: Iterable[Found]) -> None:
         """Gives the table's aliases to this index, as they should be, and takes them from the store's other indices, whatever they are called."""
         assert live.places is not None
-        wanted = self._found_by(live.places)
+        wanted = {one.index: self._found_by(one.places, live.places) for one in live.units if one.places is not None}
+        names = {alias for aliases in wanted.values() for alias in aliases}
         actions: list[dict[str, Any]] = []
         for one in {one.index: one for one in others}.values():
-            if one.index != live.index and self._related(one):
-                astray = [name for name in one.aliases if name in wanted or _writes(name, live)]
+            if one.index not in wanted and self._related(one):
+                astray = [name for name in one.aliases if name in names or any(_writes(name, unit) for unit in live.units)]
                 actions += [{"remove": {"index": one.index, "alias": name}} for name in astray]
-        for alias, options in wanted.items():
-            if not _as_wanted(live.aliases.get(alias), options):
-                actions.append({"add": {"index": live.index, "alias": alias, **options}})
+        for unit in live.units:
+            for alias, options in wanted[unit.index].items():
+                if not _as_wanted(unit.aliases.get(alias), options):
+                    actions.append({"add": {"index": unit.index, "alias": alias, **options}})
         if actions:
             self._change_aliases(f"pointing {live.places.alias} to its index", actions)
 
@@ -228,32 +306,47 @@ class Indices:
         self.cluster.ask("adding the write alias", "POST", "/_aliases", {"actions": [action]})
         return fresh
 
-    def swap(self, old: Places, fresh: Places, topic: str) -> None:
-        """The new index takes the place of the old one, at once."""
-        actions = [{"remove_index": {"index": old.index}}, *self._adding(fresh)]
+    def show(self, part: Places, home: Places, topic: str) -> None:
+        """Gives a new part its aliases."""
+        if actions := [*self._adding([part], home)]:
+            self._change_aliases(f"pointing the aliases of {topic} to a new index", actions)
+
+    def swap(self, old: Sequence[Places], fresh: Sequence[Places], topic: str) -> None:
+        """The new index takes the place of the old one, at once; of each, the first is the home where there are parts."""
+        actions = [*({"remove_index": {"index": one.index}} for one in old), *self._adding(fresh, fresh[0])]
         self._change_aliases(f"replacing the index of {topic}", actions)
 
-    def move(self, former: Iterable[Found], fresh: Places, topic: str, with_it: Iterable[Mapping[str, Any]]) -> None:
+    def move(self, former: Iterable[Found], fresh: Sequence[Places], topic: str, with_it: Iterable[Mapping[str, Any]]) -> None:
         """The table's aliases lead to the new index from now on. ``with_it``: further aliases that change, or nothing does.
 
         The former ones stay: while a node takes in that an index is gone, whoever searches through the alias there still asks for it.
         """
-        left = [(one.index, alias) for one in former for alias in self._found_by(fresh) if alias in one.aliases]
+        names = {alias for one in fresh for alias in self._found_by(one, fresh[0])}
+        left = [
+            (one.index, alias)
+            for one in former
+            for alias in one.aliases
+            if alias in names or (one.part and self.shown.live and searched(one.aliases[alias]))
+        ]
         actions = [
             *with_it,
-            *self._adding(fresh),
+            *self._adding(fresh, fresh[0]),
             *({"remove": {"index": index, "alias": alias}} for index, alias in left),
         ]
         self._change_aliases(f"moving the alias of {topic}", actions)
 
-    def _found_by(self, places: Places) -> Mapping[str, Mapping[str, Any]]:
-        """The aliases by which the table's index is found, with their options: its own, and the one that users search while the generation is live."""
-        searched = self.shown.names.searched(places.alias)
-        own = {} if searched == places.alias else {places.alias: _HIDDEN}
-        return {**own, searched: _SEARCHED} if self.shown.live else own
+    def _found_by(self, places: Places, home: Places) -> Mapping[str, Mapping[str, Any]]:
+        """The aliases by which the table's index is found, with their options: its own, and those that users search while the generation is live. ``home``: the
+        same, or of the home index where it is a part, which is found by the table's alias, too."""
+        names = self.shown.names
+        own = {} if names.searched(places.alias) == places.alias else {places.alias: _HIDDEN}
+        shown = dict.fromkeys((names.searched(places.alias), names.searched(home.alias)), _SEARCHED)
+        return {**own, **shown} if self.shown.live else own
 
-    def _adding(self, places: Places) -> Iterator[dict[str, Any]]:
-        return ({"add": {"index": places.index, "alias": alias, **options}} for alias, options in self._found_by(places).items())
+    def _adding(self, units: Iterable[Places], home: Places) -> Iterator[dict[str, Any]]:
+        for one in units:
+            for alias, options in self._found_by(one, home).items():
+                yield {"add": {"index": one.index, "alias": alias, **options}}
 
     def _change_aliases(self, doing: str, actions: Iterable[Mapping[str, Any]]) -> None:
         """Where readers see the generation: only as long as they do."""
@@ -278,8 +371,8 @@ class Indices:
     def _properties(self, schema: TopicSchema) -> dict[str, Any]:
         return {**mapping.properties(schema, self.style(schema)), **MAPPING}
 
-    def _meta(self, schema: TopicSchema) -> dict[str, Any]:
-        return Owner(self.cluster.store, self.log, schema.topic).meta()
+    def _meta(self, schema: TopicSchema, part_of: str) -> dict[str, Any]:
+        return Owner(self.cluster.store, self.log, schema.topic, part_of).meta()
 
     def _refused(self, what: str, hint: str) -> StoreError:
         return StoreError(f"store {self.cluster.store}: {what}", retryable=False, hint=hint)
@@ -314,7 +407,7 @@ def _said(found: Found, copies: tuple[IndexCopy | None, ...], ids: tuple[str, ..
     owner = found.owner
     if owner is None and here:  # its _meta was removed with a change of its mapping
         one = here[0].standing
-        owner = Owner(one.store, one.mark.log, one.topic)
+        owner = Owner(one.store, one.mark.log, one.topic, one.beside.home)
     whole = whole_of(copies, found.born)
     return replace(found, owner=owner, copies=copies, ids=ids, whole=whole)
 

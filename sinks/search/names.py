@@ -60,16 +60,19 @@ class Owner:
     log: str
     """The id of the log that feeds it."""
     table: str
+    part_of: str = ""
+    """The alias of the table's home index, where this is one of the parts beside it (``sinks.search.spread``)."""
 
     def meta(self) -> dict[str, Any]:
-        return {_META: {"store": self.store, "log": self.log, "table": self.table}}
+        part = {"part_of": self.part_of} if self.part_of else {}
+        return {_META: {"store": self.store, "log": self.log, "table": self.table, **part}}
 
 
 def owner_of(held: Mapping[str, Any]) -> Owner | None:
     """The owner of an index as the cluster describes it; None when it was not made by Headwater."""
     raw = held.get("mappings", {}).get("_meta", {}).get(_META)
     try:
-        return None if raw is None else Owner(str(raw["store"]), str(raw["log"]), str(raw["table"]))
+        return None if raw is None else Owner(str(raw["store"]), str(raw["log"]), str(raw["table"]), str(raw.get("part_of", "")))
     except (KeyError, TypeError):
         return None
 

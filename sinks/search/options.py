@@ -40,7 +40,10 @@ class SearchTable(TableOptions):
     routing: str | None = None
     """Distributes documents among an index's shards by these columns, instead of by their ids: `"{tenant}"`. Searches may then name it."""
 
-    @field_validator("id", "routing")
+    index: str | None = None
+    """Spreads the table's rows over several indices, which are called by these columns: `"orders-{region}"`. Left out: one index."""
+
+    @field_validator("id", "routing", "index")
     @classmethod
     def _names_columns(cls, template: str | None, info: ValidationInfo) -> str | None:
         if template is not None:
@@ -75,7 +78,7 @@ class SearchTable(TableOptions):
 
     @property
     def chooses(self) -> bool:
-        return super().chooses or self.id is not None or self.routing is not None
+        return super().chooses or any(one is not None for one in (self.id, self.routing, self.index))
 
     @property
     def targets(self) -> Mapping[str, str]:
@@ -116,6 +119,8 @@ class Options(Address, StoreOptions):
     """Primary shards of a new index."""
     replicas: int | None = Field(None, ge=0)
     """Replicas of a new index; the cluster's own default when left out."""
+    indices_max: int = Field(100, ge=1, le=1000)
+    """So many indices the rows of one table may lie in, where its `index` names them by columns; a row that would need one more stops the store."""
     refresh_interval: str = "1s"
     """How often a new index makes changes visible to searches."""
     settings: Mapping[str, Any] | Path = Field({})
@@ -134,6 +139,8 @@ class Options(Address, StoreOptions):
     def _one_process_writes_what_is_routed(self) -> Self:
         if self.workers_from_rows and any(one.routing is not None for one in self._of_tables.values()):
             raise ValueError("workers_from_rows: documents with a routing are written by one process; leave it at 0")
+        if self.workers_from_rows and any(one.index is not None for one in self._of_tables.values()):
+            raise ValueError("workers_from_rows: rows in several indices (`index`) are written by one process; leave it at 0")
         return self
 
     @model_validator(mode="after")
@@ -191,7 +198,7 @@ class Options(Address, StoreOptions):
         found: dict[str, str] = {}
         for pattern, one in self._of_tables.items():
             if matches((pattern,), schema):
-                said = {placement.ID: one.id, placement.ROUTING: one.routing}
+                said = {placement.ID: one.id, placement.ROUTING: one.routing, placement.INDEX: one.index}
                 found |= {name: template for name, template in said.items() if template is not None}
         return found
 

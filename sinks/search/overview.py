@@ -12,14 +12,14 @@ from cdc.model.topic import TopicSchema
 from sinks.followedlog import Followed
 from sinks.search import conditional
 from sinks.search.indices import Found, Indices, by_alias
-from sinks.search.names import Places, places
-from sinks.search.standing import HeldExtent, Standing, copy_of, holding, whole_of
+from sinks.search.names import NUMBERED, Places, places
+from sinks.search.standing import HeldExtent, Standing, copy_of, holding, spread_whole, whole_of
 from sinks.search.statements import DOING
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where a table's index says something of itself."""
+    """Where one of a table's indices says something of itself."""
 
     index: str
     ids: tuple[str, ...]
@@ -32,7 +32,7 @@ class Overview:
     def __init__(self, indices: Indices, followed: Followed, template: str, patterns: Sequence[str]) -> None:
         self.seen: dict[str, Standing] = {}
         """Topic → what its index said when it was looked last."""
-        self._live: dict[str, Where] = {}
+        self._live: dict[str, tuple[Where, ...]] = {}
         self._indices = indices
         self._followed = followed
         self._template = template
@@ -46,8 +46,8 @@ class Overview:
         found = places(self._template, schema)
         return replace(found, alias=self._indices.shown.names.own(found.alias))
 
-    def uses(self, topic: str, where: Where) -> None:
-        """The topic's rows are in this index from now on."""
+    def uses(self, topic: str, where: tuple[Where, ...]) -> None:
+        """The topic's rows are in these indices from now on, of which the first is its home where there are several."""
         self._live[topic] = where
 
     def look(self, claimed: Mark | None, *, point: bool) -> HeldExtent:
@@ -62,7 +62,7 @@ class Overview:
                 believed(
                     Mark(one.owner.log, lineage.history, ZERO_CUT),
                     lineage,
-                    f"the index {one.index} of store {self._indices.cluster.store}",
+                    f"the index {one.called} of store {self._indices.cluster.store}",
                 )
         together = by_alias(found)
         topics = self.topics()
@@ -81,16 +81,20 @@ class Overview:
 
     def glance(self, claimed: Mark | None) -> HeldExtent:
         """The same of the indices that were there when it was looked last, in one request: what was created or moved since is not noticed."""
-        wanted = [(one.index, identity) for one in self._live.values() for identity in one.ids]
+        wanted = [(one.index, identity) for units in self._live.values() for one in units for identity in one.ids]
         docs = iter(conditional.read(self._indices.cluster, DOING, wanted))
         said = {}
-        for topic, one in self._live.items():
-            whole = whole_of([copy_of(next(docs)) for _ in one.ids], one.born)
+        for topic, units in self._live.items():
+            home, *parts = [(one, whole_of([copy_of(next(docs)) for _ in one.ids], one.born)) for one in units]
+            whole = spread_whole(home[1], {self._part(one): found for one, found in parts})
             if whole is not None and not whole.standing.building:
                 said[topic] = whole
         lineage, topics = self._followed.lineage(), self.topics()
         return holding(self._followed.log, lineage, self._indices.cluster.store, claimed, topics, said)
 
+    def _part(self, where: Where) -> str:
+        return self._indices.shown.names.searched(where.index.rpartition(NUMBERED)[0])
 
-def where_of(live: Found) -> Where:
-    return Where(live.index, live.ids, live.born)
+
+def where_of(live: Found) -> tuple[Where, ...]:
+    return tuple(Where(one.index, one.ids, one.born) for one in live.units)

@@ -49,7 +49,7 @@ def parts_of(
     ledger = SearchLedger(cluster, shown)
     followed, indices = Followed(shown.names.owner), Indices(cluster, choices.style, shown)
     overview = Overview(indices, followed, options.index, options.tables)
-    tables = Tables(followed, indices, overview, Statements(cluster, followed), settings)
+    tables = Tables(followed, indices, overview, Statements(cluster, followed), settings, options.indices_max)
     rows = Rows(cluster, ledger.letters(), tables, request_bytes=options.request_bytes, dead_share_max=options.dead_share_max)
     barriers = SearchBarriers(cluster, tables, rows)
     return Parts(

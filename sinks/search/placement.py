@@ -1,6 +1,6 @@
-"""``id`` and ``routing``: how a table's documents are called, and what they are distributed among shards by. Pure.
+"""``id``, ``routing`` and ``index``: how a table's documents are called, and what they are distributed among shards, and among indices, by. Pure.
 
-Both stand in the schema that the store holds (``Holding.shaping``), so they are part of the shape of an index. Columns beside the source's key that they name are part of
+All of them stand in the schema that the store holds (``Holding.shaping``), so they are part of the shape of an index. Columns beside the source's key that they name are part of
 the store's key (``sinks.places``): a row of which one changes comes as a DELETE of the document at the former place and a document at the new one.
 
 Both places may be one document, as when a routing changes and its shard does not. So the DELETE's version is one less than the row's (``former``): no less
@@ -9,7 +9,8 @@ than that of any document that the row has had there, which came with an earlier
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from string import Formatter
@@ -25,10 +26,13 @@ from cdc.model.batch import OP, POSITION, Op
 from cdc.model.topic import TopicSchema
 from sinks.holding import decoded
 from sinks.render.rowtext import NULL_PART, SEPARATOR, column_text, exact_values, join_key, key_part
-from sinks.search.names import document_ids
+from sinks.search.names import INDEX_BYTES_MAX, document_ids
 
 ID: Final = "id"
 ROUTING: Final = "routing"
+INDEX: Final = "index"
+_NAME: Final = r"[a-z0-9_.-]+"
+"""In an index's name: less than OpenSearch allows, so that a name is the same in paths, patterns and aliases."""
 
 ColumnText = Callable[[str], pa.Array]
 """A column's name → its canonical texts."""
@@ -42,8 +46,18 @@ class NameTemplate:
     columns: tuple[tuple[str, str], ...]
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def columns_named(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for name, _ in self.columns))
+
+    def names(self, text_of: ColumnText) -> pa.Array:
+        """As names of indices; NULL where a row's values are in none."""
+        texts = [text_of(name) for name, _ in self.columns]
+        fit = [pc.match_substring_regex(text, rf"\A{_NAME}\z").fill_null(False) for text in texts]
+        found = self._join([text.fill_null("") for text in texts])
+        all_fit = pc.less_equal(pc.binary_length(found), INDEX_BYTES_MAX)
+        for one in fit:
+            all_fit = pc.and_(all_fit, one)
+        return pc.if_else(all_fit, found, pa.scalar(None, pa.utf8()))
 
     def joined(self, text_of: ColumnText) -> pa.Array:
         """As plain texts; NULL is ``\\N``."""
@@ -69,6 +83,20 @@ class Placement:
     called: Mapping[str, str | None]
     id: NameTemplate | None = None
     routing: NameTemplate | None = None
+    index: NameTemplate | None = None
+
+    def indices(self, batch: pa.RecordBatch) -> pa.Array | None:
+        """The name of each row's index, NULL where its values make none; None: all rows lie in one."""
+        return None if self.index is None else self.index.names(self._texts(batch))
+
+    def indices_of_keys(self, keys: pa.RecordBatch) -> pa.Array | None:
+        return None if self.index is None else self.index.names(self._of_keys(keys))
+
+    @property
+    def nameless(self) -> str:
+        """Why a row lies in none."""
+        columns = "" if self.index is None else " and ".join(self.index.columns_named)
+        return f"index: with {columns} it is not a name of at most {INDEX_BYTES_MAX} letters a to z, digits, _, . and -"
 
     def ids(self, batch: pa.RecordBatch) -> pa.Array:
         """Each row's ``_id``."""
@@ -120,11 +148,24 @@ def placement_of(schema: TopicSchema) -> Placement:
     said, others = dict(decoded(schema.holding).shaping), place_fields(schema)
     there = set(others.values())
     own = tuple(one.name for one in schema.key if one.name not in there)
-    found = {name: parsed(name, said[name]) for name in (ID, ROUTING) if name in said}
+    found = {name: parsed(name, said[name]) for name in (ID, ROUTING, INDEX) if name in said}
     if schema.key or not others:  # a definition by which nothing told rows apart: they are called by their positions
         for name, template in found.items():
             _check(name, said[name], template, schema, {**others, **{one: one for one in own}})
-    return Placement(schema, own, others, *(found.get(name) if schema.key else None for name in (ID, ROUTING)))
+    return Placement(schema, own, others, *(found.get(name) if schema.key else None for name in (ID, ROUTING, INDEX)))
+
+
+def refuse_shared(store: str, schemas: Iterable[TopicSchema]) -> None:
+    """Raises ConfigError where two of these tables would put rows under the same names. (Of names that only some values share, the first keeps them.)"""
+    seen: dict[str, str] = {}
+    for schema in schemas:
+        template = dict(decoded(schema.holding).shaping).get(INDEX)
+        other = schema.topic if template is None else seen.setdefault(template, schema.topic)
+        if other != schema.topic:
+            raise ConfigError(
+                f"stores.{store}: index = {template!r} gives {other} and {schema.topic} the same indices",
+                hint=f'for example index = "{schema.name}-…" for {schema.topic}',
+            )
 
 
 def former(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
@@ -139,7 +180,7 @@ def former(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
 
 def columns_of(template: str) -> tuple[str, ...]:
     """The columns that it names, each once."""
-    return parsed("", template).names
+    return parsed("", template).columns_named
 
 
 @lru_cache(maxsize=256)
@@ -161,19 +202,30 @@ def parsed(key: str, template: str) -> NameTemplate:
             columns.append((name, ""))
     if not columns or any(not name for name, _ in columns):
         raise _refused(key, template, "it names no column" if not columns else "a column has no name")
-    return NameTemplate(before, tuple(columns))
+    found = NameTemplate(before, tuple(columns))
+    if key == INDEX:
+        _check_index(template, found)
+    return found
+
+
+def _check_index(text: str, template: NameTemplate) -> None:
+    literals = [template.before, *(literal for _, literal in template.columns)]
+    if not re.match("[a-z0-9]", template.before):
+        raise _refused(INDEX, text, "it has to begin with a letter a to z or a digit, so that no value names an index of others")
+    if not all(re.fullmatch(f"({_NAME})?", one) for one in literals):
+        raise _refused(INDEX, text, "between columns only the letters a to z, digits, _, . and - may stand")
 
 
 def _check(key: str, text: str, template: NameTemplate, schema: TopicSchema, there: Mapping[str, str | None]) -> None:
     if not schema.key:
         raise _refused(key, text, f"{schema.topic} has no key, by which rows are found again")
     own = [one for one in there if there[one] == one and one not in place_fields(schema)]
-    if unknown := [name for name in template.names if name not in there]:
+    if unknown := [name for name in template.columns_named if name not in there]:
         raise _refused(key, text, f"{schema.topic} has no column {unknown[0]}")
     if hidden := [one.name for one in schema.key if not one.shown]:
         raise _refused(key, text, f"the store does not show {hidden[0]}, by which documents are told apart: add it to columns")
     if key == ID:
-        if missing := [name for name in own if name not in template.names]:
+        if missing := [name for name in own if name not in template.columns_named]:
             raise _refused(
                 key, text, f"rows of {schema.topic} also differ in {missing[0]}: without it two of them could have one id"
             )
@@ -182,5 +234,5 @@ def _check(key: str, text: str, template: NameTemplate, schema: TopicSchema, the
 
 
 def _refused(key: str, template: str, why: str) -> ConfigError:
-    example = '"{tenant}-{id}"' if key == ID else '"{tenant}"'
+    example = {ID: '"{tenant}-{id}"', INDEX: '"orders-{tenant}"'}.get(key, '"{tenant}"')
     return ConfigError(f"{key} = {template!r} cannot name documents' places: {why}", hint=f"for example {key} = {example}")

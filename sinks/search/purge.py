@@ -33,6 +33,6 @@ class Purging:
         if self._fenced is None and places and self._barriers.replace_writers(places):
             self._fenced = fence.Fenced(self._tables.held.applied.position, now)
         if self._fenced is not None and now - self._fenced.at_s >= self._after_s:
-            for place in places:
-                fence.purge(self._cluster, place.names, deleted_before=self._fenced.position, written_before=place.floor)
+            for unit, floor in ((unit, place.floor) for place in places for unit in place.units):
+                fence.purge(self._cluster, unit.names, deleted_before=self._fenced.position, written_before=floor)
             self._fenced = None

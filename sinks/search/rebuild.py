@@ -10,12 +10,10 @@ reach are indices that are on their way out. The alias moves only while the new 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
@@ -37,13 +35,12 @@ from sinks.search.wire import Cluster
 
 @dataclass(frozen=True, slots=True)
 class SearchRebuild:
-    """Over one store. ``settings``: those of a new index."""
+    """Over one store."""
 
     cluster: Cluster
     ledger: SearchLedger
     tables: Tables
     rows: Rows
-    settings: Callable[[], Mapping[str, Any]]
 
     def carry_out(self, lineage: Lineage, epoch: int, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
         """Raises EpochPassed when a later writer of the same log has been there, StoreError."""
@@ -53,7 +50,7 @@ class SearchRebuild:
         for topic in topics:
             fresh, written = self._filled(topic, lineage, cut)
             self._swap(topic, fresh)
-            used.add(fresh.names.index)
+            used |= {one.names.index for one in fresh.units}
             outcome += written
         indices = self.tables.indices
         indices.delete(one.index for one in self._ours() if one.index not in used)
@@ -102,7 +99,7 @@ class SearchRebuild:
         for came in topic.rows():
             outcome += self._write(place, topic, came)
             crashpoint("rebuilding.search_written")
-        self.cluster.ask("a refresh", "POST", f"/{fresh.index}/_refresh")
+        indices.refresh(one.names.index for one in place.units)
         standing = replace(
             place.standing,
             mark=lineage.mark(cut),
@@ -118,7 +115,7 @@ class SearchRebuild:
 
     def _made(self, names: Places, topic: TopicAsOf, lineage: Lineage, cut: Cut) -> Place:
         schema = topic.shape.schema
-        self.tables.indices.create(names, schema, self.settings())
+        self.tables.make(names, schema)
         first = Standing.first(self.cluster.store, schema, lineage)
         place = self.tables.begin_to_exist(
             names, schema, replace(first, shape=topic.shape, reach=cut.position, building=True, writing=True)
@@ -132,8 +129,8 @@ class SearchRebuild:
         """Rows without a key go by the position of the change that brought them."""
         schema, batch = topic.shape.schema, came.rows
         ids = None if schema.key else came.came.cast(pa.utf8())
-        body = bulk.actions(batch, schema, self.tables.indices.style(schema), ids)
-        verdicts = self.rows.write_all(place.writer, body, np.arange(len(batch)))
+        actions = bulk.Actions(batch, schema, self.tables.indices.style(schema), ids)
+        verdicts = self.rows.write_into(place, actions, place.standing.reach)
         if verdicts.count(Fate.FENCED):
             raise StoreError(
                 f"store {self.cluster.store}: the index {place.names.index} was removed while it was filled", retryable=True
@@ -144,11 +141,13 @@ class SearchRebuild:
     def _swap(self, topic: TopicAsOf, fresh: Place) -> None:
         schema, indices = topic.shape.schema, self.tables.indices
         alias = fresh.names.alias
-        others = [one for one in indices.of(alias) if one.index != fresh.names.index and indices.mine(one)]
+        used = {one.names.index for one in fresh.units}
+        there = {one.index: one for one in (*indices.of(alias), *indices.beside(alias))}
+        others = [one for one in there.values() if one.index not in used and indices.mine(one)]
         moved = fence.alias_actions(fresh.names, fresh.writer, fence.new_writer(fresh.names))
-        indices.move(others, fresh.names, schema.topic, moved)
+        indices.move(others, [one.names for one in fresh.units], schema.topic, moved)
         crashpoint("rebuilding.search_swapped")
-        indices.delete(one.index for one in others if one.places is not None and one.places.alias == alias)
+        indices.delete(one.index for one in others if one.part or (one.places is not None and one.places.alias == alias))
 
     def _ours(self) -> Iterator[Found]:
         """All indices of this store's rows."""

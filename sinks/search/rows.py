@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
@@ -21,6 +22,7 @@ from sinks.retry import Fate
 from sinks.search import bulk
 from sinks.search.conditional import Conflict
 from sinks.search.letters import SearchLetters
+from sinks.search.spread import TAKEN
 from sinks.search.statements import Place
 from sinks.search.tables import Tables
 from sinks.search.wire import Cluster
@@ -54,14 +56,16 @@ class Rows:
             self._senders.shutdown()
             self._senders = None
 
-    def write(self, schema: TopicSchema, place: Place, body: Texts, positions: Positions) -> bulk.Verdicts:
+    def write(self, schema: TopicSchema, place: Place, actions: bulk.Actions, positions: Positions) -> bulk.Verdicts:
         """A final verdict on every row. Rows that met a fence, or a state of the index that this process did not know, are sent again once it
         has been looked at, unless they are stale by now. Raises StoreError (retryable) when the cluster does not answer, or other processes
         replace the write alias all the time."""
-        rows = np.arange(len(positions))
-        final: list[bulk.Verdicts] = []
+        final = [actions.nameless()]
+        rows = _others(len(positions), final[0])
+        if len(rows) == 0:
+            return final[0]
         for _ in range(LOOKUPS_MAX):
-            judged = self._attempt(place, body, rows, positions)
+            judged = self._attempt(place, actions, rows, positions)
             crashpoint("search.bulk.answered")
             final.append(judged.without(Fate.FENCED))
             rows = np.sort(judged.of(Fate.FENCED))
@@ -79,8 +83,28 @@ class Rows:
             f"store {self._cluster.store}: the write alias of {schema.topic} keeps changing", retryable=True, hint=hint
         )
 
-    def write_all(self, writer: str, body: Texts, rows: bulk.Rows) -> bulk.Verdicts:
-        """As they are, with a verdict on each; some may have met a fence."""
+    def write_into(self, place: Place, actions: bulk.Actions, reach: int) -> bulk.Verdicts:
+        """All of them as they are, with a verdict on each; some may have met a fence. ``reach``: their highest position."""
+        nameless = actions.nameless()
+        rows = _others(len(actions), nameless)
+        taken = self._reached(place, actions, rows, reach)
+        rows = _others(len(actions), nameless, taken)
+        written = self.write_all(_through(place, actions), _texts(place, actions), rows) if len(rows) else bulk.together([])
+        return bulk.together([nameless, taken, written])
+
+    def _reached(self, place: Place, actions: bulk.Actions, rows: bulk.Rows, reach: int) -> bulk.Verdicts:
+        """Makes the parts that rows lie in and that are not there; the verdicts on those that lie in one which somebody else has."""
+        if actions.parts is None:
+            return bulk.together([])
+        parts = actions.parts.take(pa.array(rows))
+        taken = self._tables.reach(place, parts.unique().to_pylist(), reach)
+        if not taken:
+            return bulk.together([])
+        met = rows[np.asarray(pc.is_in(parts, value_set=pa.array(sorted(taken), pa.utf8())))]
+        return bulk.all_of(met, Fate.DEAD, TAKEN)
+
+    def write_all(self, writer: str | None, body: Texts, rows: bulk.Rows) -> bulk.Verdicts:
+        """As they are, with a verdict on each; some may have met a fence. ``writer``: as ``bulk.send``."""
         requests = bulk.split(body, rows, self._request_bytes)
         crashpoint("search.bulk.before_send")
         if len(requests) == 1:
@@ -122,16 +146,30 @@ class Rows:
         check_share(self._cluster.store, undecided, len(positions), share_max=self._dead_share_max, rows_min=DEAD_ROWS_MIN)
         return letters
 
-    def _attempt(self, place: Place, body: Texts, rows: bulk.Rows, positions: Positions) -> bulk.Verdicts:
-        tables = self._tables
+    def _attempt(self, place: Place, actions: bulk.Actions, rows: bulk.Rows, positions: Positions) -> bulk.Verdicts:
+        tables, begun = self._tables, place.terms is not None
         tables.statements.settle(place)
         last = int(positions[rows[-1]])
+        try:
+            taken = self._reached(place, actions, rows, last)
+        except Conflict:
+            if begun:
+                raise  # rows of this stretch may be gone
+            return bulk.all_of(rows, Fate.FENCED)
+        if len(taken.rows):
+            rows = np.setdiff1d(rows, taken.rows)
+        if len(rows) == 0:
+            return taken
+        return bulk.together([taken, self._sent(place, actions, rows, last)])
+
+    def _sent(self, place: Place, actions: bulk.Actions, rows: bulk.Rows, last: int) -> bulk.Verdicts:
+        tables, body, writer = self._tables, _texts(place, actions), _through(place, actions)
         if place.terms is None or last > place.standing.reach:
             reach = last if place.terms is None else max(last, tables.followed.log.head().position)
             begun = place.terms is not None
             try:
                 if len(rows) <= TOGETHER_ROWS and int(body.offsets[-1]) <= self._request_bytes:
-                    judged = self._together(place, reach, body, rows)
+                    judged = self._together(place, writer, reach, body, rows)
                     if judged is not None:
                         return judged
                     tables.statements.settle(place)
@@ -140,20 +178,20 @@ class Rows:
                 if begun:
                     raise  # rows of this stretch may be gone
                 return bulk.all_of(rows, Fate.FENCED)
-        return self.write_all(place.writer, body, rows)
+        return self.write_all(writer, body, rows)
 
-    def _together(self, place: Place, reach: int, body: Texts, rows: bulk.Rows) -> bulk.Verdicts | None:
+    def _together(self, place: Place, writer: str | None, reach: int, body: Texts, rows: bulk.Rows) -> bulk.Verdicts | None:
         written = self._tables.statements.begin(place, reach)
         place.sent = written
         crashpoint("search.bulk.before_together")
-        judged = bulk.send_behind(self._cluster, place.writer, written.changes, body, rows)
+        judged = bulk.send_behind(self._cluster, writer, written.changes, body, rows)
         if judged is None:
             return None
         self._tables.statements.finish(written)
         again = judged.of(Fate.AGAIN)
         if len(again) == 0:
             return judged
-        return bulk.together([judged.without(Fate.AGAIN), self.write_all(place.writer, body, np.sort(again))])
+        return bulk.together([judged.without(Fate.AGAIN), self.write_all(writer, body, np.sort(again))])
 
     def _covered(self, schema: TopicSchema) -> int:
         """Rows up to this position are in the index already, or were truncated."""
@@ -162,3 +200,19 @@ class Rows:
             return 0
         standing = found.whole.standing
         return max(standing.mark.cut.position, standing.floor)
+
+
+def _through(place: Place, actions: bulk.Actions) -> str | None:
+    return place.writer if actions.parts is None else None
+
+
+def _texts(place: Place, actions: bulk.Actions) -> Texts:
+    return actions.texts({name: unit.writer for name, unit in place.parts.items()})
+
+
+def _others(count: int, *judged: bulk.Verdicts) -> bulk.Rows:
+    """The numbers of rows that there is no verdict on."""
+    open_ = np.ones(count, np.bool_)
+    for one in judged:
+        open_[one.rows] = False
+    return np.flatnonzero(open_)

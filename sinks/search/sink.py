@@ -49,7 +49,7 @@ from sinks.search.ledger import Entry, SearchLedger
 from sinks.search.names import places, shared
 from sinks.search.options import Options as Options
 from sinks.search.parts import Parts, parts_of, remove
-from sinks.search.placement import ROUTING, placement_of
+from sinks.search.placement import INDEX, ROUTING, placement_of, refuse_shared
 from sinks.search.rebuild import SearchRebuild
 from sinks.search.register import GenerationRegister, Registered
 from sinks.search.rows import Rows
@@ -176,7 +176,7 @@ class SearchSink:
         for topic in topics:
             if not topic.dropped:
                 self._choices.check(topic.shape.schema, log)
-        rebuild = SearchRebuild(self._parts.cluster, self._ledger, tables, self._rows, self._index_settings)
+        rebuild = SearchRebuild(self._parts.cluster, self._ledger, tables, self._rows)
         return rebuild.carry_out(lineage, epoch, cut, topics)
 
     def erase(self) -> None:
@@ -206,6 +206,7 @@ class SearchSink:
         for schema in schemas:
             self._check_wishes(schema)
         self._index_settings()
+        refuse_shared(self.name, schemas)
         if (both := shared(self._options.index, schemas)) is not None:
             names = " and ".join(schema.topic for schema in both)
             raise ConfigError(
@@ -223,11 +224,14 @@ class SearchSink:
         said = {"settings": chosen, "mapping": mapping.wished(schema, style)}
         place |= {name: json.dumps(one, ensure_ascii=False) for name, one in said.items() if one}
         placement = placement_of(schema)
-        routings = placement.routings(rows)
+        routings, indices = placement.routings(rows), placement.indices(rows)
         routed = [{}] * len(rows) if routings is None else [{ROUTING: one} for one in routings.to_pylist()]
-        shown = zip(placement.ids(rows).to_pylist(), routed, fields.sources(rows, schema, style), strict=True)
-        for identity, routing, document in shown:
-            yield {**place, "id": identity, **routing, "document": document}
+        into = (
+            [{}] * len(rows) if indices is None else [{INDEX: one or f"none ({placement.nameless})"} for one in indices.to_pylist()]
+        )
+        shown = zip(placement.ids(rows).to_pylist(), into, routed, fields.sources(rows, schema, style), strict=True)
+        for identity, index, routing, document in shown:
+            yield {**place, **index, "id": identity, **routing, "document": document}
 
     def _check_wishes(self, schema: TopicSchema) -> None:
         wishes.check(self.name, schema, fields.own_kinds(schema, self._choices.style(schema)))
@@ -259,7 +263,7 @@ class SearchSink:
         fresh, positions = changes.slice(first), positions[first:]
         if len(fresh) == 0:
             return Outcome(0, stale=first)
-        verdicts = self._rows.write(schema, place, bulk.actions(fresh, schema, self._choices.style(schema)), positions)
+        verdicts = self._rows.write(schema, place, bulk.Actions(fresh, schema, self._choices.style(schema)), positions)
         letters = self._aside.settle(schema, fresh, verdicts)
         written = verdicts.count(Fate.WRITTEN)
         return Outcome(written, len(changes) - written - len(letters), tuple(one.as_outcome() for one in letters))

@@ -2,7 +2,8 @@
 
 Each shard of a table's index carries a hidden document, its *standing*: the mark (log, history, cut), the position of the table's last
 TRUNCATE, and the definition that the rows stand under. All of that can be lost and restored with the index only, and together. A shard
-is what OpenSearch loses, copies and restores by itself: a snapshot is of one moment within a shard, not across them.
+is what OpenSearch loses, copies and restores by itself: a snapshot is of one moment within a shard, not across them. Where a table's rows are spread
+over several indices (``sinks.search.spread``), the shards of all of them are those of one: the home index says which parts there are.
 
 A standing is changed only from the state that this process has read or written last (``conditional``), first before the first rows of each
 stretch of writing and again at its end. So what was lost between the two, however it was lost, is noticed:
@@ -41,6 +42,14 @@ def standing_id(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """The other indices that a table's rows lie in. ``parts``: of a home index, the names of its parts; ``home``: of a part, the alias of its home index."""
+
+    parts: tuple[str, ...] = ()
+    home: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """The content of one shard's document. ``since``: the cut before the stretch that is being, or was last, written."""
 
@@ -61,6 +70,7 @@ class Standing:
     """A stretch has begun and not ended."""
     building: bool = False
     """It is not to be used yet, if at all: its rows are being written from the log."""
+    beside: Beside = Beside()
 
     @property
     def shape_at(self) -> Position:
@@ -127,6 +137,10 @@ def document(standing: Standing, nonce: str, shards: int, written_in: int | None
         "shards": shards,
         "term": written_in,
     }
+    if standing.beside.parts:
+        said["parts"] = list(standing.beside.parts)
+    if standing.beside.home:
+        said["part_of"] = standing.beside.home
     return {DELETED: True, FIELD: said}
 
 
@@ -153,6 +167,7 @@ def copy_of(found: Mapping[str, Any]) -> IndexCopy | None:
             shape_since=Position(int(said["shape_since"])),
             writing=bool(said["writing"]),
             building=bool(said["building"]),
+            beside=Beside(tuple(str(name) for name in said.get("parts", ())), str(said.get("part_of", ""))),
         )
         stand = Stand(str(said["nonce"]), int(found["_seq_no"]), int(found["_primary_term"]))
         return IndexCopy(standing, int(said["shards"]), None if said["term"] is None else int(said["term"]), stand)
@@ -178,9 +193,26 @@ def whole_of(copies: Sequence[IndexCopy | None], born: str) -> Whole | None:
     found = [standing for standing in said if standing is not None]
     if len(found) < len(said):
         return None
+    reaching = (replace(one.mark, cut=Cut(max(one.reach, one.mark.cut.position), Lsn(0))) for one in found)
+    return Whole(_together(found), frozenset(reaching))
+
+
+def spread_whole(home: Whole | None, parts: Mapping[str, Whole | None]) -> Whole | None:
+    """Reads what a table's home index and all parts beside it (by their names) say together; None when one of them is missing or does not count."""
+    if home is None or not home.standing.beside.parts:
+        return home
+    beside = [parts.get(name) for name in home.standing.beside.parts]
+    there = [home, *(one for one in beside if one is not None)]
+    if len(there) <= len(beside):
+        return None
+    mine = replace(_together([one.standing for one in there]), born=home.standing.born, beside=home.standing.beside)
+    return Whole(mine, frozenset().union(*(one.claims for one in there)))
+
+
+def _together(found: Sequence[Standing]) -> Standing:
     least = min(found, key=lambda standing: standing.mark.cut.position)
     shape = min((standing.shape for standing in found), key=lambda shape: -1 if shape is None else shape.position)
-    together = replace(
+    return replace(
         least,
         reach=max(standing.reach for standing in found),
         shape=shape,
@@ -188,8 +220,6 @@ def whole_of(copies: Sequence[IndexCopy | None], born: str) -> Whole | None:
         writing=any(standing.writing for standing in found),
         building=any(standing.building for standing in found),
     )
-    reaching = (replace(one.mark, cut=Cut(max(one.reach, one.mark.cut.position), Lsn(0))) for one in found)
-    return Whole(together, frozenset(reaching))
 
 
 def _what_counts(copy: IndexCopy) -> Standing | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -14,24 +14,24 @@ from sinks.followedlog import Followed
 from sinks.search import conditional
 from sinks.search.conditional import Change, Conflict, Guarded, word
 from sinks.search.names import Places
-from sinks.search.standing import Standing, document, nonce_of
+from sinks.search.standing import Beside, Standing, document, nonce_of
 from sinks.search.wire import Cluster
 
 DOING: Final = "writing what the index says of itself"
 
 
 @dataclass(slots=True)
-class Place:
-    """One table's index, as this process knows it. ``terms``: the primary terms in which a stretch of writing began; None: none has."""
+class IndexUnit:
+    """One index of a table's: its only one, its home, or a part beside that.
 
-    schema: TopicSchema
+    ``documents``: what it says of itself, one for each shard; ``born``: when it was created; ``part``: the name of a part; ``part_of``: the alias of its home.
+    """
+
     names: Places
     documents: list[Guarded]
-    """What the index says of itself: one document for each shard."""
-    standing: Standing
-    terms: tuple[int, ...] | None = None
-    sent: WrittenStatement | None = None
-    """What was sent last, and may or may not have been taken."""
+    born: str
+    part: str = ""
+    part_of: str = ""
 
     @property
     def writer(self) -> str:
@@ -41,6 +41,43 @@ class Place:
     def write_through(self, alias: str) -> None:
         for one in self.documents:
             one.alias = alias
+
+    def own(self, standing: Standing) -> Standing:
+        """The table's standing as this index says it."""
+        if not self.part:
+            return standing
+        return replace(standing, born=self.born, beside=Beside(home=self.part_of))
+
+
+@dataclass(slots=True)
+class Place:
+    """One table's index, as this process knows it; where rows are spread over several, the first is its home, and the others are its parts. ``terms``: the
+    primary terms in which a stretch of writing began; None: none has."""
+
+    schema: TopicSchema
+    units: list[IndexUnit]
+    standing: Standing
+    terms: tuple[int, ...] | None = None
+    sent: WrittenStatement | None = None
+    """What was sent last, and may or may not have been taken."""
+
+    @property
+    def names(self) -> Places:
+        return self.units[0].names
+
+    @property
+    def documents(self) -> list[Guarded]:
+        """The documents of all of its indices."""
+        return [one for unit in self.units for one in unit.documents]
+
+    @property
+    def writer(self) -> str:
+        return self.units[0].writer
+
+    @property
+    def parts(self) -> Mapping[str, IndexUnit]:
+        """By their names."""
+        return {unit.part: unit for unit in self.units if unit.part}
 
     @property
     def floor(self) -> int:
@@ -145,14 +182,23 @@ class Statements:
 
     def written(self, place: Place, standing: Standing) -> WrittenStatement:
         """To be sent."""
-        nonce, count = word(), len(place.documents)
-        terms = place.terms or (None,) * count
+        nonce, changes = word(), list[Change]()
+        terms = iter(place.terms or (None,) * len(place.documents))
 
-        def content(term: int | None) -> Callable[[str], dict[str, Any]]:
-            return lambda nonce: document(standing, nonce, count, term)
+        def content(unit: IndexUnit, term: int | None) -> Callable[[str], dict[str, Any]]:
+            own, count = unit.own(standing), len(unit.documents)
+            return lambda nonce: document(own, nonce, count, term)
 
-        changes = tuple(Change(one, content(term), nonce) for one, term in zip(place.documents, terms, strict=True))
-        return WrittenStatement(place, standing, changes)
+        for unit in place.units:
+            changes += [Change(one, content(unit, next(terms)), nonce) for one in unit.documents]
+        return WrittenStatement(place, standing, tuple(changes))
+
+    def first(self, unit: IndexUnit, standing: Standing) -> None:
+        """A new part says for the first time what the others of its place do. Raises Conflict when somebody else has made it, or deleted it, meanwhile."""
+        own, count = unit.own(standing), len(unit.documents)
+        nonce = word()
+        changes = [Change(one, lambda nonce: document(own, nonce, count), nonce) for one in unit.documents]
+        conditional.send(self._cluster, DOING, changes)
 
     def tell(self, written: WrittenStatement) -> None:
         """Sends it, and returns once it was taken."""

@@ -23,9 +23,9 @@ filled, or one of a history that this log never had, is a stop state instead (``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from cdc.errors import StoreError
 from cdc.log.contract import Topic
@@ -39,8 +39,13 @@ from sinks.search.conditional import Conflict, Guarded
 from sinks.search.indices import Found, Indices
 from sinks.search.names import Places
 from sinks.search.overview import Overview, Where, where_of
-from sinks.search.standing import HeldExtent, Standing
-from sinks.search.statements import Place, Statements, term_of
+from sinks.search.placement import placement_of
+from sinks.search.spread import Spreading, called
+from sinks.search.standing import Beside, HeldExtent, Standing
+from sinks.search.statements import IndexUnit, Place, Statements, term_of
+
+_HOME_SHARDS: Final = {"number_of_shards": 1}
+"""Of a home index: it has no rows (``sinks.search.spread``)."""
 
 
 class Held:
@@ -72,8 +77,9 @@ class Tables:
         overview: Overview,
         statements: Statements,
         settings: Callable[[], dict[str, Any]],
+        indices_max: int,
     ) -> None:
-        """``settings``: those of a new index."""
+        """``settings``: those of a new index; ``indices_max``: so many may the rows of one table lie in."""
         self.indices = indices
         self.followed = followed
         self.overview = overview
@@ -84,6 +90,7 @@ class Tables:
         self._relied_on: dict[str, Position] = {}
         """How far each shape reaches that was given: changes before it are not brought again."""
         self._settings = settings
+        self.spreading = Spreading(indices, statements, settings, indices_max)
 
     def forget(self) -> None:
         """The store is opened again: nothing counts of what was known of it."""
@@ -123,7 +130,8 @@ class Tables:
             live = self.indices.live(names.alias, found, topic)
             if live is not None and live.said:
                 place = self.adopt(live, schema)
-                self.indices.evolve(live, schema)
+                for unit in live.units:
+                    self.indices.evolve(unit, schema)
                 self.indices.point(live, found)
                 return place
             self._make(names, schema, live)
@@ -134,7 +142,7 @@ class Tables:
         assert live.whole is not None
         assert live.places is not None
         topic, standing, known = schema.topic, live.whole.standing, self.known.get(schema.topic)
-        stands = [copy.stand for copy in live.copies if copy is not None]
+        stands = [copy.stand for unit in live.units for copy in unit.copies if copy is not None]
         terms = None
         if known is not None and known.terms is not None:
             if [one.stand for one in known.documents] != stands:
@@ -145,12 +153,19 @@ class Tables:
         behind = self.followed.log.last_change(topic, self.held.applied.position) > standing.mark.cut.position
         if behind or standing.shape_at < self._relied_on.get(topic, START):
             raise self._lost(topic)
-        writer = self.indices.writer(live, live.places)
-        documents = [Guarded(writer, live.index, i, stand) for i, stand in zip(live.ids, stands, strict=True)]
-        place = self.known[topic] = Place(schema, live.places, documents, standing, terms)
+        units = [self._unit(one, live.places, topic) for one in live.units]
+        place = self.known[topic] = Place(schema, units, standing, terms)
+        for document, stand in zip(place.documents, stands, strict=True):
+            document.stand = stand
         self.overview.uses(topic, where_of(live))
         self.held.reaches(topic, standing.mark.cut.position)
         return place
+
+    def _unit(self, found: Found, home: Places, topic: str) -> IndexUnit:
+        assert found.places is not None
+        writer, part = self.indices.writer(found, found.places), found.part
+        documents = [Guarded(writer, found.index, identity, called=called(topic) if part else "") for identity in found.ids]
+        return IndexUnit(found.places, documents, found.born, found.name, home.alias if part else "")
 
     def _make(self, names: Places, schema: TopicSchema, live: Found | None) -> None:
         topic = schema.topic
@@ -161,8 +176,26 @@ class Tables:
         if live is not None:
             # Half made, or a copy of which nobody can say what it holds.
             self.indices.delete([live.index])
-        self.indices.create(names, schema, self._settings())
+        self.indices.delete(one.index for one in self.indices.beside(names.alias))  # what has no home any more
+        self.make(names, schema)
         self.begin_to_exist(names, schema, Standing.first(self.indices.cluster.store, schema, self.followed.lineage()))
+
+    def make(self, names: Places, schema: TopicSchema) -> None:
+        """Makes an index of the table. Parts of this number are what another one has left that was there before."""
+        if not spread(schema):
+            self.indices.create(names, schema, self._settings())
+            return
+        self.indices.delete(one.index for one in self.indices.beside(names.alias) if one.number == names.number)
+        self.indices.create(names, schema, {**self._settings(), **_HOME_SHARDS})
+
+    def reach(self, place: Place, parts: Iterable[str], reach: int) -> frozenset[str]:
+        """Makes those of these parts that are not there (``Spreading.reach``)."""
+        before = len(place.units)
+        try:
+            return self.spreading.reach(place, parts, reach)
+        finally:
+            if len(place.units) > before and self.known.get(place.schema.topic) is place:
+                self.overview.uses(place.schema.topic, units_of(place))
 
     def begin_to_exist(self, names: Places, schema: TopicSchema, standing: Standing) -> Place | None:
         """Gives a new index its documents; None when somebody else has removed it already."""
@@ -170,8 +203,7 @@ class Tables:
         if made is None:
             return None
         standing = replace(standing, born=made.born)
-        documents = [Guarded(self.indices.writer(made, names), made.index, identity) for identity in made.ids]
-        place = Place(schema, names, documents, standing)
+        place = Place(schema, [self._unit(made, names, schema.topic)], standing)
         try:
             self.statements.tell(self.statements.written(place, standing))
         except Conflict:
@@ -184,8 +216,8 @@ class Tables:
         if any(one.index == fresh.index and one.said and fresh.alias in one.aliases for one in self.indices.of(fresh.alias)):
             raise self._lost(schema.topic)  # a later writer has built it and uses it
         self.indices.delete([fresh.index])  # what an attempt before this one has left
-        self.indices.create(fresh, schema, self._settings())
-        standing = replace(old.standing.begun(self.followed.lineage(), position), building=True)
+        self.make(fresh, schema)
+        standing = replace(old.standing.begun(self.followed.lineage(), position), building=True, beside=Beside())
         place = self.begin_to_exist(fresh, schema, standing)
         if place is None:
             raise self._lost(schema.topic)
@@ -194,10 +226,10 @@ class Tables:
 
     def built(self, old: Place, fresh: Place) -> None:
         """The alias of the table's documents leads to ``fresh`` from now on, and ``old`` is gone."""
-        self.indices.swap(old.names, fresh.names, fresh.schema.topic)
-        topic, standing = fresh.schema.topic, fresh.standing
+        topic = fresh.schema.topic
+        self.indices.swap([one.names for one in old.units], [one.names for one in fresh.units], topic)
         self.known[topic] = fresh
-        self.overview.uses(topic, Where(fresh.names.index, tuple(one.id for one in fresh.documents), standing.born))
+        self.overview.uses(topic, units_of(fresh))
 
     # -- stretches ---------------------------------------------------------------------------------------------------
 
@@ -253,3 +285,12 @@ class Tables:
             f"store {self.indices.cluster.store}: the index of {topic} was deleted, or is an older copy: it is filled again from the log",
             retryable=True,
         )
+
+
+def units_of(place: Place) -> tuple[Where, ...]:
+    return tuple(Where(one.names.index, tuple(doc.id for doc in one.documents), one.born) for one in place.units)
+
+
+def spread(schema: TopicSchema) -> bool:
+    """Whether the topic's rows lie in several indices."""
+    return placement_of(schema).index is not None

@@ -20,6 +20,7 @@ ROOMS: Final = {
     "compaction": ("compaction",),
     "cache": ("follower", "cache"),
     "search": ("search",),
+    "spreading": ("spreading",),
     "warehouse": ("warehouse",),
     "rebuild": ("rebuild",),
     "rebuilding": ("rebuilding",),

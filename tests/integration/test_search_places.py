@@ -61,16 +61,16 @@ class Index:
 
     def open(self) -> None:
         lab, given = self._lab, self._given
-        options = options_model("opensearch").model_validate({"kind": "opensearch", **lab._options, **given})
-        self.log = HeldLog(self.source.reader(), lab.name, options)
+        self.options = options_model("opensearch").model_validate({"kind": "opensearch", **lab._options, **given})
+        self.log = HeldLog(self.source.reader(), lab.name, self.options)
         self.sink = lab.sink(**given)
         lab.epoch += 1
         self.applied = int(self.sink.open(self.log, lab.epoch).position)
         self.log.settle(self.sink)
 
-    def append(self, *changes: tuple[Op, Row]) -> None:
+    def append(self, *changes: tuple[Op, Row], table: Table = VISITS) -> None:
         first = int(self.writer.next_position)
-        self.writer.append(batch(VISITS, [(op, first + at, row) for at, (op, row) in enumerate(changes)]))
+        self.writer.append(batch(table, [(op, first + at, row) for at, (op, row) in enumerate(changes)]))
         self.writer.commit(Lsn(first * 10), 0)
 
     def read(self, after: int, upto: int) -> list[pa.RecordBatch]:

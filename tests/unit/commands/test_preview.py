@@ -155,6 +155,33 @@ def test_the_page_shows_places_by_columns_that_change(tmp_path: Path) -> None:
             assert (shown.exit_code, shown.stdout) == (0, printed), shown.output
 
 
+def test_the_page_shows_rows_in_several_indices(tmp_path: Path) -> None:
+    section = PAGE.partition("## May a table's rows lie in several indices?")[2].partition("\n## ")[0]
+    said = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)[0].replace(
+        "[stores.search]\n", "[stores.search]\nkind = 'opensearch'\nurl = 'http://127.0.0.1:9'\n"
+    )
+    stores = STORES.partition("[stores.cache]")[2]
+    writer = EmbeddedLogWriter(tmp_path / "log")
+    order: Row = {"id": "17", "region": "US", "placed_at": "2026-11-22"}
+    writer.append(batch(ORDERS, [(Op.INSERT, 1, order), (Op.UPDATE, 2, {**order, "region": "EU"})]))
+    writer.append(batch(ORDERS, [(Op.INSERT, 3, {**order, "id": "18", "region": "E/U"})]))
+    writer.commit(Lsn(10), 1)
+    writer.close()
+    config = tmp_path / "cdc.toml"
+    config.write_text(f'[source]\ndsn = "host=h"\n[log]\ndir = "log"\n{said}[stores.cache]{stores}')
+    [(command, _, printed)] = [
+        one.partition("\n") for one in re.findall(r"```console\n\$ cdc preview (.*?)```", section, re.DOTALL)
+    ]
+    shown = CliRunner().invoke(app, ["--config", str(config), "preview", *command.split()])
+    assert (shown.exit_code, shown.stdout) == (0, printed), shown.output
+    other = CliRunner().invoke(app, ["--config", str(config), "preview", *command.split()[:-1], "18"])
+    assert "- index: none (index: with area and year it is not a name of at most 215 letters a to z" in other.stdout, other.output
+    config.write_text(config.read_text().replace("{area}", "{aera}"))
+    wrong = CliRunner().invoke(app, ["--config", str(config), "preview", *command.split()])
+    assert isinstance(wrong.exception, ConfigError)
+    assert "public.orders has no column aera" in str(wrong.exception)
+
+
 def test_every_kind_shows_its_own(preview: Callable[..., Result]) -> None:
     found = {}
     for store in ("search", "cache", "hashes", "lake", "lines"):
