@@ -55,6 +55,8 @@ class Traits:
     """Rows show only after ``commit``."""
     refreshes: bool = False
     """What is applied becomes visible to every way of reading only by ``make_visible``, for which whoever waits has to ask."""
+    gathers: bool = False
+    """Each ``apply`` costs it a pause, whatever the number of rows: it is given as many as there are at once."""
     needs_spark: bool = False
     """Opening it takes a Spark session (``sinks.sparksession``)."""
     exclusive: bool = False

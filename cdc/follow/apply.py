@@ -18,6 +18,7 @@ from cdc.follow.rules import Rules
 from cdc.follow.survey import Survey, TopicRange
 from cdc.log.contract import LogReader
 from cdc.log.home import open_reader
+from cdc.log.views import gathered
 from cdc.lookup.former import held_log
 from cdc.model.batch import LSN, first_position, last_position, topic_schema
 from cdc.model.evolution import TopicChange, schema_record, topic_change_of
@@ -100,7 +101,8 @@ def apply_range(sink: Sink, reader: LogReader, seen: Survey, prepared: Prepared,
             # The shape that the first change starts from, even where rows under it are skipped.
             with _passing(found, Position(0)):
                 prepared.ensure(sink, found.first)
-        for batch in found.batches(reader):
+        batches = found.batches(reader)
+        for batch in gathered(batches) if sink.traits.gathers else batches:
             with _passing(found, Position(first_position(batch))):
                 outcome += _apply(sink, reader, batch, prepared, rules)
     return outcome

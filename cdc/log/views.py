@@ -1,4 +1,5 @@
-"""Batches as a reader hands them out: clipped, joined when tiny, a TRUNCATE or SCHEMA alone. Pure, and without a copy but for joining."""
+"""Batches as a reader hands them out: clipped, joined when tiny, a TRUNCATE or SCHEMA alone; and joined further for stores that pay for each batch.
+Pure, and without a copy but for joining."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ JOINED_ROWS: Final = 16_384
 """Batches of less than a quarter of this are joined with their neighbours: a sink pays per batch, and a busy log is full of tiny ones."""
 MEASURED_ROWS: Final = 256
 JOINED_BYTES: Final = 8 * 2**20
+GATHERED_BYTES: Final = 32 * 2**20
 HELD_BATCHES: Final = 1024
 """The number of tiny batches that wait before they become one: whatever its columns hold, each takes some kilobytes beside that."""
 
@@ -86,6 +88,26 @@ def joined(
         elif len(waiting) - made >= HELD_BATCHES:
             waiting[made:] = [_join(waiting[made:])]
             measured = made = len(waiting)
+    if waiting:
+        yield _join(waiting)
+
+
+def gathered(batches: Iterable[pa.RecordBatch], most_bytes: int = GATHERED_BYTES) -> Iterator[pa.RecordBatch]:
+    """The same changes, as a reader has handed them out, in as few batches as ``most_bytes`` allows: neighbours under one definition are joined,
+    whatever their size. A TRUNCATE or SCHEMA still stands alone."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        apart = batch.num_rows == 1 and batch.column(1)[0].as_py() in ALONE
+        held = batch.nbytes
+        if waiting and (apart or size + held > most_bytes or not _same_version(waiting[0], batch)):
+            yield _join(waiting)
+            waiting, size = [], 0
+        if apart:
+            yield batch
+            continue
+        waiting.append(batch)
+        size += held
     if waiting:
         yield _join(waiting)
 

@@ -156,11 +156,16 @@ def _version(batch: pa.RecordBatch, left: npt.NDArray[np.bool_], *, over_equal: 
     )
 
 
-def split(body: Texts, rows: Rows, bytes_max: int) -> list[Rows]:
-    """The rows in requests of about so many bytes each."""
-    sizes = np.diff(body.offsets)[rows]
-    request = np.cumsum(sizes) // bytes_max
-    return np.split(rows, np.flatnonzero(np.diff(request)) + 1) if len(rows) else []
+def split(body: Texts, rows: Rows, bytes_max: int, at_once: int = 1) -> list[Rows]:
+    """The rows in requests of about the same size, each of about ``bytes_max`` at most. ``at_once``: so many are under way at a time; where there are
+    several, their number is a multiple of it, so that none is under way alone while all wait for it."""
+    if len(rows) == 0:
+        return []
+    ends = np.cumsum(np.diff(body.offsets)[rows])
+    least = -(-int(ends[-1]) // bytes_max)
+    count = 1 if least == 1 else -(-least // at_once) * at_once
+    request = (ends - 1) * count // max(int(ends[-1]), 1)
+    return np.split(rows, np.flatnonzero(np.diff(request)) + 1)
 
 
 def send(

@@ -105,7 +105,7 @@ class Rows:
 
     def write_all(self, writer: str | None, body: Texts, rows: bulk.Rows) -> bulk.Verdicts:
         """As they are, with a verdict on each; some may have met a fence. ``writer``: as ``bulk.send``."""
-        requests = bulk.split(body, rows, self._request_bytes)
+        requests = bulk.split(body, rows, self._request_bytes, IN_FLIGHT)
         crashpoint("search.bulk.before_send")
         if len(requests) == 1:
             return bulk.send(self._cluster, writer, body, requests[0])

@@ -61,7 +61,7 @@ from sinks.search.tables import Tables
 class SearchSink:
     """See ``sinks.contract.Sink``. Its units are the ledger and each table's index."""
 
-    traits = Traits(parallel=True, refreshes=True)
+    traits = Traits(parallel=True, refreshes=True, gathers=True)
 
     def __init__(
         self, name: str, options: Options, clock: Callable[[], float] = time.monotonic, *, generation: int | None = None

@@ -39,8 +39,8 @@ from cdc.log.embedded.timeline import Timeline
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.home import open_reader
 from cdc.log.memory import MemoryLog
-from cdc.log.views import joined
-from cdc.model.batch import Op
+from cdc.log.views import gathered, joined
+from cdc.model.batch import Op, is_truncate
 from cdc.model.position import ZERO_CUT, Lsn, Position
 from cdc.state import filewatch as watch
 from tests.unit.log.changes import NOTES, ORDERS, ORDERS_WIDER, USERS, changes, everything, positions_in, rows_of
@@ -94,6 +94,21 @@ def test_a_backlog_of_tiny_commits_is_joined_without_holding_each_of_them() -> N
     assert sum(map(len, batches)) == 40_000
     assert len(batches) <= 2
     assert most < 5000
+
+
+def test_a_store_that_pays_for_each_batch_gets_few_and_a_truncate_alone() -> None:
+    def rows(first: int, last: int) -> pa.RecordBatch:
+        return changes(ORDERS, range(first, last + 1), width=1)
+
+    emptied, others = changes(ORDERS, [61], op=Op.TRUNCATE), changes(USERS, range(71, 80), width=1)
+    given = [rows(1, 30), rows(31, 31), rows(32, 60), emptied, rows(62, 70), others]
+    batches = list(gathered(given))
+    assert [len(one) for one in batches] == [60, 1, 9, 9]
+    assert is_truncate(batches[1])
+    assert positions_in(batches) == list(range(1, 80))
+    even = [rows(30 * i + 1, 30 * i + 30) for i in range(5)]
+    assert [len(one) for one in gathered(even, 5 * even[0].nbytes // 2)] == [60, 60, 30]
+    assert [len(one) for one in gathered(given, 1)] == [len(one) for one in given], "one that is too large by itself goes by itself"
 
 
 def test_the_head_is_believed_and_nothing_else(tmp_path: Path) -> None:

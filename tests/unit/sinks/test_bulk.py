@@ -108,6 +108,17 @@ def test_a_batch_is_split_by_bytes() -> None:
     assert [len(part) for part in split(BODY, ROWS, 1)] == [1] * 8
 
 
+@pytest.mark.parametrize(("requests", "at_once"), [(1, 2), (2, 2), (3, 2), (5, 3)])
+def test_requests_are_of_one_size_and_none_is_left_to_be_waited_for_alone(requests: int, at_once: int) -> None:
+    body = actions(upserts(ORDERS, 1, [order(i) for i in range(900)]), TopicSchema.of(ORDERS), style_of(TopicSchema.of(ORDERS), {}))
+    parts = split(body, np.arange(900), len(body.data) // requests + 1, at_once)
+    sizes = [len(payload(body, part)) for part in parts]
+    assert b"".join(payload(body, part) for part in parts) == body.data.tobytes()
+    assert len(parts) == (1 if requests == 1 else -(-requests // at_once) * at_once)
+    assert max(sizes) - min(sizes) < 2 * max(np.diff(body.offsets))
+    assert split(body, np.arange(0), 1000, at_once) == []
+
+
 def test_nothing_else_is_asked_when_all_went_well() -> None:
     verdicts, cluster, pauses = sent(Answer(200, {"errors": False}))
     assert verdicts.count(Fate.WRITTEN) == 8

@@ -121,6 +121,29 @@ def test_workers_get_a_micro_batch_only_as_a_whole(
     assert (frame.used, follower.status.stale) == (used, 0)
 
 
+@pytest.mark.parametrize(("gathers", "batches"), [(True, [6]), (False, [1] * 6)])
+def test_a_store_that_pays_for_each_batch_gets_a_range_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gathers: bool, batches: list[int]
+) -> None:
+    monkeypatch.setattr("cdc.log.embedded.reader.JOINED_ROWS", 1)  # as if each of these were large
+    monkeypatch.setattr(memory, "traits", lambda _: Traits(gathers=gathers))
+    applied: list[int] = []
+    real = MemorySink.apply
+    monkeypatch.setattr(MemorySink, "apply", lambda self, changes: applied.append(len(changes)) or real(self, changes))
+    writer = EmbeddedLogWriter(tmp_path / "log")
+    for position in range(1, 7):
+        writer.append(batch(ORDERS, [(Op.INSERT, position, order(position, "new"))]))
+        writer.commit(Lsn(position), position)
+    end = writer.head
+    writer.close()
+    name = f"gathers-{tmp_path.name}"
+    with closing(EmbeddedLogReader(tmp_path / "log")) as reader:
+        follower = Follower(name, Options(kind="memory"), tmp_path / "log", reader, tmp_path, threading.Event())
+        follower.follow_to(end)
+        follower.close()
+    assert (applied, follower.applied, len(STORES[name].rows[ORDERS.qualified])) == (batches, end, 6)
+
+
 def _log_with_an_old_head(folder: Path) -> list[Cut]:
     """As a power loss leaves it: the timeline is synced with each commit, the head is not."""
     writer, head, cuts = EmbeddedLogWriter(folder), LogPlaces(folder).head, []
