@@ -51,6 +51,12 @@ def of(room: str) -> list[str]:
     return sorted(name for name in places() if name.partition(".")[0] in ROOMS[room])
 
 
+def of_generations(room: str) -> list[str]:
+    """Those of a generation that is built and swapped; where the store matters, of the store of this room. Removing one is another matter."""
+    others = tuple(f"generations.{one}_" for one in ("search", "cache", "warehouse") if one != room)
+    return [name for name in of("generations") if not name.startswith(others) and not name.endswith(("_erased", "_removed"))]
+
+
 def killed(work: Callable[[], None], points: str) -> int | None:
     """The exit code of a process that does the work with these points armed (``cdc.crashpoint.armed``)."""
 
