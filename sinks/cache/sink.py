@@ -443,10 +443,8 @@ class CacheSink:
         return self._form(schema).meant(rows, schema)
 
     def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
-        try:
-            keys = self._known.keys(schema)
-        except ConfigError:
-            return  # its rows are set aside
+        if (keys := self._known.keys_there(schema)) is None:
+            return
         form = self._form(schema)
         for page in rowscan.pages(self._server, self._store, keys, form):
             for log in page.log:
@@ -458,10 +456,8 @@ class CacheSink:
     def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
         if not plain_key(schema):  # what such a key means is not what its name is made of
             return rows_with_keys(self.scan(schema), keys, schema)
-        try:
-            names = self._known.keys(schema).texts_of_keys(keys).to_array().to_pylist()
-        except ConfigError:
-            names = []
+        there = self._known.keys_there(schema)
+        names = [] if there is None else there.texts_of_keys(keys).to_array().to_pylist()
         pieces = [self._rows(names[at : at + rowreader.READ_KEYS], schema) for at in range(0, len(names), rowreader.READ_KEYS)]
         return rowreader.together(pieces, schema)
 

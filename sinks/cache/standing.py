@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cdc.errors import ConfigError
@@ -72,6 +73,12 @@ class CacheStanding:
         keys.check_reserved()
         for other, prefix in ({**self.left, **self.prefixes} if prefixes is None else prefixes).items():
             if other != schema.topic and (prefix.startswith(keys.prefix) or keys.prefix.startswith(prefix)):
+    def keys_there(self, schema: TopicSchema) -> TableKeys | None:
+        """None where the table's rows are set aside: what has the names of its keys is another table's."""
+        with suppress(ConfigError):
+            return None if schema.topic in self.aside else self.keys(schema)
+        return None
+
                 raise could_be_the_same(self.store, schema.topic, other)
         return keys
 

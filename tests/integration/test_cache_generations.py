@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -419,3 +420,19 @@ def test_what_was_decided_about_dead_letters_comes_along(shop: Shop) -> None:
     }
     assert shop.found() == {1: "paid"}
     assert shop.roll_back().decisions.carried == 0, "the former has them already"
+
+
+def test_a_table_that_is_set_aside_as_a_whole_keeps_no_generation_from_being_shown(valkey: Any, tmp_path: Path) -> None:
+    """Whoever may make a table of the same name elsewhere must not be able to."""
+    shop = Shop(valkey, tmp_path)
+    shop.options = Options.model_validate({"kind": "redis", "url": valkey.url, "pointer": POINTER, "key": "{table}:{key}"})
+    shop.sink = CacheSink("cache", shop.options, shop.clock)
+    shop.put(
+        upserts(ORDERS, 1, [order(1)]), upserts(replace(ORDERS, oid=17000, schema="theirs"), 2, [order(1, "theirs"), order(2)])
+    )
+    with closing(shop.sink):
+        shop.follow()
+        done = shop.bootstrap()
+        assert done.swapped, done
+        found = {one.table: (one.rows, one.differ, one.aside) for one in done.tables}
+        assert found == {"public.orders": (1, 0, 0), "theirs.orders": (0, 0, 2)}
