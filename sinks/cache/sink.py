@@ -65,7 +65,7 @@ class CacheSink:
         self._server = Server(name, options)
         self._parts = self._parts_of(generation or FIRST)
         self._log: LogReader | None = None
-        self._known = CacheStanding(self._store, self._projection)
+        self._known = CacheStanding(self._parts.names, self._projection)
         self._epoch: int | None = None
         self._unfinished: tuple[Projection, ...] | None = None
         """Not yet ``finish``ed: the projections that keys are being taken out of. None: it is."""
@@ -74,7 +74,7 @@ class CacheSink:
     def _parts_of(self, number: int) -> CacheParts:
         # Whoever is told of keys that are published could do nothing with those of a generation that nobody sees.
         channel = self._options.channel if self._generation is None else lambda _: b""
-        return parts_of(CacheGenerationNames(self.name, number), self._options, self._server, channel)
+        return parts_of(CacheGenerationNames(self.name, number, self._options.pointer), self._options, self._server, channel)
 
     @property
     def _store(self) -> str:
@@ -131,15 +131,17 @@ class CacheSink:
         self._choose(writing=epoch is not None)
         self._letters.reload()
         self._log, self._epoch, self._unfinished = log, epoch, None
-        self._known = CacheStanding(self._store, self._projection)
+        self._known = CacheStanding(self._parts.names, self._projection)
         if epoch is not None:
             self._take_over(epoch)
         held = self._read()
         if held is None:
             return ZERO_CUT
-        self._known = CacheStanding.of(self._store, held, self._whole(held))
+        self._known = CacheStanding.of(self._parts.names, held, self._whole(held))
         self._transactions.position = self._known.applied.position
         if epoch is not None:
+            if held.projection == self._projection:
+                self._known.refuse_misplaced()
             self._refuse_shared([shape.schema for topic, shape in held.shapes.items() if topic in held.prefixes])
             self._unfinished = held.former
         return self._known.applied
@@ -205,7 +207,7 @@ class CacheSink:
         self._choose(writing=True)
         self._letters.reload()
         self._log, self._epoch = log, epoch
-        self._known = known = CacheStanding(self._store, self._projection)
+        self._known = known = CacheStanding(self._parts.names, self._projection)
         lineage, there = self._lineage(), [topic.shape.schema for topic in topics if not topic.dropped]
         self._transactions.writer, self._transactions.position = Writer(lineage.log, lineage.history, epoch), 0
         for schema in there:
@@ -215,7 +217,7 @@ class CacheSink:
         refuse_shared = partial(self._refuse_shared, there)
         rebuild = CacheRebuild(log, known, self._server, self._transactions, self._writing, refuse_shared)
         outcome = rebuild.carry_out(lineage, cut, topics)
-        self._known = CacheStanding(self._store, self._projection)
+        self._known = CacheStanding(self._parts.names, self._projection)
         return outcome
 
     def _note(self) -> None:
@@ -237,7 +239,7 @@ class CacheSink:
         """This generation alone."""
         erasure.erase(self._store, self._server, self._transactions)
         self._letters.reload()
-        self._known = CacheStanding(self._store, self._projection)
+        self._known = CacheStanding(self._parts.names, self._projection)
 
     def _take_over(self, epoch: int) -> None:
         lineage = self._lineage()
@@ -350,13 +352,13 @@ class CacheSink:
     def foresee(self, schemas: Sequence[TopicSchema]) -> None:
         self._choices.foresee(schemas)
         held = self._known.prefixes if self._known.projection == self._projection else {}
-        foresight.refuse_misfit(self.name, self._options, CacheStanding(self._store, self._projection), held, schemas)
+        foresight.refuse_misfit(self.name, self._options, CacheStanding(self._parts.names, self._projection), held, schemas)
 
     def projected(self) -> str | None:
         return foresight.changed(self._known, self._projection)
 
     def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
-        return foresight.previewed(self._options, CacheStanding(self._store, self._projection), rows)
+        return foresight.previewed(self._options, CacheStanding(self._parts.names, self._projection), rows)
 
     def shape(self, topic: str) -> Shape | None:
         if self._epoch is not None:
