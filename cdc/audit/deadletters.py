@@ -17,24 +17,29 @@ from sinks.render.meaning import plain_key
 
 @dataclass(frozen=True, slots=True)
 class KnownLetters:
-    """A store's letters, by table and key. ``box``: None where the store can hold every row."""
+    """A store's letters, by table and key. ``box``: None where the store can hold every row. ``tables``: those that are set aside as a whole."""
 
     box: LetterBox | None
     states: Mapping[tuple[str, str], LetterState]
+    tables: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, sink: Sink) -> KnownLetters:
         """As they are now."""
         box = box_of(sink)
-        return cls(box, {} if box is None else _states(box.letters()))
+        letters = () if box is None else box.letters()
+        return cls(box, _states(letters), frozenset(one.table for one in letters if one.whole_table))
 
     def also(self, sink: Sink) -> KnownLetters:
         """With those that are there now: a letter may come and go while rows are looked at."""
-        return KnownLetters(self.box, {**self.states, **KnownLetters.of(sink).states})
+        now = KnownLetters.of(sink)
+        return KnownLetters(self.box, {**self.states, **now.states}, self.tables | now.tables)
 
     def among(self, differing: Differing, schema: TopicSchema) -> list[LetterState | None]:
         """For each key the state of the letter that says why it differs, as it does: None where there is none, or where it does not say so."""
         count = differing.keys.num_rows
+        if schema.topic in self.tables:
+            return [LetterState.ASIDE if differing.kind(at) == "missing" else None for at in range(count)]
         if self.box is None or not count or not any(table == schema.topic for table, _ in self.states) or not _named(schema):
             return [None] * count
         names = self.box.named(differing.keys, schema).to_pylist()

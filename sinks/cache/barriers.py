@@ -127,7 +127,7 @@ class CacheBarriers:
 
     def _wanted(self, projection: Projection) -> dict[str, TableKeys]:
         """The keys that the tables will have. Raises ConfigError before anything is touched."""
-        later = CacheStanding(self._known.store, projection)
+        later = CacheStanding(self._known.names, projection)
         for topic, shape in self._known.shapes.items():
             if topic not in self._known.chains:
                 continue  # nobody follows it any more, and what is left of it is nobody's to move

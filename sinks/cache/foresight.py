@@ -29,12 +29,6 @@ def refuse_misfit(name: str, options: Options, now: CacheStanding, held: Mapping
     for keys, after in pairwise(sorted(found, key=lambda keys: keys.prefix)):
         if after.prefix.startswith(keys.prefix):
             raise could_be_the_same(name, keys.schema.topic, after.schema.topic)
-    for keys in found:
-        if options.pointer is not None and options.pointer.startswith(keys.prefix):
-            raise ConfigError(
-                f"store {name}: its pointer {options.pointer} could be a key of {keys.schema.topic}",
-                hint=f"give pointer in [stores.{name}] another beginning",
-            )
 
 
 def changed(known: CacheStanding, wanted: Projection) -> str | None:
@@ -42,7 +36,7 @@ def changed(known: CacheStanding, wanted: Projection) -> str | None:
     held = known.projection
     if held == wanted:
         return None
-    later = CacheStanding(known.store, wanted)
+    later = CacheStanding(known.names, wanted)
     for topic in known.prefixes:
         later.prefixes[topic] = later.check(known.shapes[topic].schema).prefix
     if held.key != wanted.key:

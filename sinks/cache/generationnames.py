@@ -10,16 +10,23 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
+from cdc.errors import ConfigError
+from sinks.cache.keytemplate import DEFAULT, TableKeys
 from sinks.cache.ledger import Projection
 
 FIRST: Final = 1
 _PREFIX: Final = re.compile(r"g([1-9][0-9]{0,8}):")
+_BEGINNING: Final = re.compile(r"g([1-9][0-9]{0,8})?")
+"""What the text of a column could make such a prefix of."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGenerationNames:
+    """``pointer``: None where a store has no generations beside each other."""
+
     store: str
     number: int = FIRST
+    pointer: str | None = None
 
     @property
     def owner(self) -> str:
@@ -34,6 +41,23 @@ class CacheGenerationNames:
         """How rows become this generation's keys and values. ``given``: as the configuration says it."""
         rules = tuple(one if one.key is None else replace(one, key=self.prefix + one.key) for one in given.tables)
         return replace(given, key=self.prefix + given.key, tables=rules)
+
+    def refuse(self, keys: TableKeys) -> None:
+        """Raises ConfigError where a row could have the name of another generation's row, or of the pointer: whoever names tables, and writes rows, would
+        decide what readers see. The same tables are refused in every generation. ``keys``: this one's."""
+        if self.pointer is None:
+            return
+        own = keys.prefix.removeprefix(self.prefix)
+        if begins_like_a_generation(own) or _BEGINNING.fullmatch(own) is not None:
+            raise ConfigError(
+                f"store {self.store}: keys of {keys.schema.topic} could be those of a generation, which begin like g2:",
+                hint=f'let `key` begin with another text, as "{DEFAULT}" does',
+            )
+        if self.pointer.startswith(own):
+            raise ConfigError(
+                f"store {self.store}: its pointer {self.pointer} could be a key of {keys.schema.topic}",
+                hint=f"give pointer in [stores.{self.store}] another beginning",
+            )
 
     def of(self, prefix: str) -> CacheGenerationNames:
         """The generation with this prefix; the first for any other text."""

@@ -65,7 +65,7 @@ class CacheSink:
         self._server = Server(name, options)
         self._parts = self._parts_of(generation or FIRST)
         self._log: LogReader | None = None
-        self._known = CacheStanding(self._store, self._projection)
+        self._known = CacheStanding(self._parts.names, self._projection)
         self._epoch: int | None = None
         self._unfinished: tuple[Projection, ...] | None = None
         """Not yet ``finish``ed: the projections that keys are being taken out of. None: it is."""
@@ -74,7 +74,7 @@ class CacheSink:
     def _parts_of(self, number: int) -> CacheParts:
         # Whoever is told of keys that are published could do nothing with those of a generation that nobody sees.
         channel = self._options.channel if self._generation is None else lambda _: b""
-        return parts_of(CacheGenerationNames(self.name, number), self._options, self._server, channel)
+        return parts_of(CacheGenerationNames(self.name, number, self._options.pointer), self._options, self._server, channel)
 
     @property
     def _store(self) -> str:
@@ -131,15 +131,17 @@ class CacheSink:
         self._choose(writing=epoch is not None)
         self._letters.reload()
         self._log, self._epoch, self._unfinished = log, epoch, None
-        self._known = CacheStanding(self._store, self._projection)
+        self._known = CacheStanding(self._parts.names, self._projection)
         if epoch is not None:
             self._take_over(epoch)
         held = self._read()
         if held is None:
             return ZERO_CUT
-        self._known = CacheStanding.of(self._store, held, self._whole(held))
+        self._known = CacheStanding.of(self._parts.names, held, self._whole(held))
         self._transactions.position = self._known.applied.position
         if epoch is not None:
+            if held.projection == self._projection:
+                self._known.refuse_misplaced()
             self._refuse_shared([shape.schema for topic, shape in held.shapes.items() if topic in held.prefixes])
             self._unfinished = held.former
         return self._known.applied
@@ -205,7 +207,7 @@ class CacheSink:
         self._choose(writing=True)
         self._letters.reload()
         self._log, self._epoch = log, epoch
-        self._known = known = CacheStanding(self._store, self._projection)
+        self._known = known = CacheStanding(self._parts.names, self._projection)
         lineage, there = self._lineage(), [topic.shape.schema for topic in topics if not topic.dropped]
         self._transactions.writer, self._transactions.position = Writer(lineage.log, lineage.history, epoch), 0
         for schema in there:
@@ -215,7 +217,7 @@ class CacheSink:
         refuse_shared = partial(self._refuse_shared, there)
         rebuild = CacheRebuild(log, known, self._server, self._transactions, self._writing, refuse_shared)
         outcome = rebuild.carry_out(lineage, cut, topics)
-        self._known = CacheStanding(self._store, self._projection)
+        self._known = CacheStanding(self._parts.names, self._projection)
         return outcome
 
     def _note(self) -> None:
@@ -237,7 +239,7 @@ class CacheSink:
         """This generation alone."""
         erasure.erase(self._store, self._server, self._transactions)
         self._letters.reload()
-        self._known = CacheStanding(self._store, self._projection)
+        self._known = CacheStanding(self._parts.names, self._projection)
 
     def _take_over(self, epoch: int) -> None:
         lineage = self._lineage()
@@ -350,13 +352,13 @@ class CacheSink:
     def foresee(self, schemas: Sequence[TopicSchema]) -> None:
         self._choices.foresee(schemas)
         held = self._known.prefixes if self._known.projection == self._projection else {}
-        foresight.refuse_misfit(self.name, self._options, CacheStanding(self._store, self._projection), held, schemas)
+        foresight.refuse_misfit(self.name, self._options, CacheStanding(self._parts.names, self._projection), held, schemas)
 
     def projected(self) -> str | None:
         return foresight.changed(self._known, self._projection)
 
     def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
-        return foresight.previewed(self._options, CacheStanding(self._store, self._projection), rows)
+        return foresight.previewed(self._options, CacheStanding(self._parts.names, self._projection), rows)
 
     def shape(self, topic: str) -> Shape | None:
         if self._epoch is not None:
@@ -443,10 +445,8 @@ class CacheSink:
         return self._form(schema).meant(rows, schema)
 
     def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
-        try:
-            keys = self._known.keys(schema)
-        except ConfigError:
-            return  # its rows are set aside
+        if (keys := self._known.keys_there(schema)) is None:
+            return
         form = self._form(schema)
         for page in rowscan.pages(self._server, self._store, keys, form):
             for log in page.log:
@@ -458,10 +458,8 @@ class CacheSink:
     def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
         if not plain_key(schema):  # what such a key means is not what its name is made of
             return rows_with_keys(self.scan(schema), keys, schema)
-        try:
-            names = self._known.keys(schema).texts_of_keys(keys).to_array().to_pylist()
-        except ConfigError:
-            names = []
+        there = self._known.keys_there(schema)
+        names = [] if there is None else there.texts_of_keys(keys).to_array().to_pylist()
         pieces = [self._rows(names[at : at + rowreader.READ_KEYS], schema) for at in range(0, len(names), rowreader.READ_KEYS)]
         return rowreader.together(pieces, schema)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cdc.errors import ConfigError
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
+from sinks.cache.generationnames import CacheGenerationNames
 from sinks.cache.keytemplate import TableKeys, bind
 from sinks.cache.ledger import Base, CacheLedger, Projection
 from sinks.cache.transactions import Chain
@@ -17,7 +19,7 @@ from sinks.contract import Shape
 class CacheStanding:
     """``applied`` may be lower than the ledger's cut for one who only reads: then a table lacks its past."""
 
-    store: str
+    names: CacheGenerationNames
     projection: Projection
     applied: Cut = ZERO_CUT
     chains: dict[str, Chain] = field(default_factory=dict)
@@ -33,10 +35,10 @@ class CacheStanding:
     _bound: dict[tuple[Projection, TopicSchema], TableKeys] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, store: str, held: CacheLedger, applied: Cut) -> CacheStanding:
+    def of(cls, names: CacheGenerationNames, held: CacheLedger, applied: Cut) -> CacheStanding:
         least = 0 if applied == held.cut else held.cut.position
         return cls(
-            store,
+            names,
             held.projection,
             applied,
             {topic: Chain(topic, at, max(at, least)) for topic, at in held.at.items()},
@@ -47,6 +49,11 @@ class CacheStanding:
             dict(held.aside),
             {topic: prefix for topic in held.left if (prefix := _prefix(held, topic)) is not None},
         )
+
+    @property
+    def store(self) -> str:
+        """Whose the ledger is."""
+        return self.names.owner
 
     def chain(self, topic: str) -> Chain:
         return self.chains.setdefault(topic, Chain(topic))
@@ -66,14 +73,27 @@ class CacheStanding:
             self._bound[which] = bind(which[0].of(schema).key, schema)
         return self._bound[which]
 
+    def keys_there(self, schema: TopicSchema) -> TableKeys | None:
+        """None where the table's rows are set aside: what has the names of its keys is another table's."""
+        with suppress(ConfigError):
+            return None if schema.topic in self.aside else self.keys(schema)
+        return None
+
     def check(self, schema: TopicSchema, prefixes: dict[str, str] | None = None) -> TableKeys:
-        """The table's keys. Raises ConfigError when there are none, or when one of them could be another table's or a ledger."""
+        """The table's keys. Raises ConfigError when there are none, or when one of them could be another table's, another generation's, the
+        pointer or a ledger."""
         keys = self.keys(schema)
         keys.check_reserved()
+        self.names.refuse(keys)
         for other, prefix in ({**self.left, **self.prefixes} if prefixes is None else prefixes).items():
             if other != schema.topic and (prefix.startswith(keys.prefix) or keys.prefix.startswith(prefix)):
                 raise could_be_the_same(self.store, schema.topic, other)
         return keys
+
+    def refuse_misplaced(self) -> None:
+        """Raises ConfigError where rows that are there already stand where ``check`` would let none: a pointer was not said yet."""
+        for topic in self.prefixes:
+            self.names.refuse(self.keys(self.shapes[topic].schema))
 
 
 def _prefix(held: CacheLedger, topic: str) -> str | None:

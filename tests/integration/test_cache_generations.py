@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from cdc.generations.follower import GenerationFollower
 from cdc.generations.rollback import RolledBack, roll_back
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
+from cdc.model.pgtypes import TEXT
 from cdc.model.position import Lsn, Position
+from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
 from cdc.settings.file import load
 from cdc.state import status
@@ -419,3 +422,64 @@ def test_what_was_decided_about_dead_letters_comes_along(shop: Shop) -> None:
     }
     assert shop.found() == {1: "paid"}
     assert shop.roll_back().decisions.carried == 0, "the former has them already"
+
+
+def test_a_table_that_is_set_aside_as_a_whole_keeps_no_generation_from_being_shown(valkey: Any, tmp_path: Path) -> None:
+    """Whoever may make a table of the same name elsewhere must not be able to."""
+    shop = Shop(valkey, tmp_path)
+    shop.options = Options.model_validate({"kind": "redis", "url": valkey.url, "pointer": POINTER, "key": "{table}:{key}"})
+    shop.sink = CacheSink("cache", shop.options, shop.clock)
+    shop.put(
+        upserts(ORDERS, 1, [order(1)]), upserts(replace(ORDERS, oid=17000, schema="theirs"), 2, [order(1, "theirs"), order(2)])
+    )
+    with closing(shop.sink):
+        shop.follow()
+        done = shop.bootstrap()
+        assert done.swapped, done
+        found = {one.table: (one.rows, one.differ, one.aside) for one in done.tables}
+        assert found == {"public.orders": (1, 0, 0), "theirs.orders": (0, 0, 2)}
+
+
+@pytest.mark.parametrize("value", ["json", "hash"])
+def test_whoever_names_tables_and_writes_rows_reaches_neither_the_pointer_nor_another_generation(
+    valkey: Any, tmp_path: Path, value: str
+) -> None:
+    """The owner of a schema makes a table `live` with a row `cache`, and a table `g2` with a row `orders:1`."""
+    shop = Shop(valkey, tmp_path)
+    given = {"kind": "redis", "url": valkey.url, "pointer": POINTER, "key": "{table}:{key}", "value": value}
+    shop.options = Options.model_validate(given)
+    shop.sink = CacheSink("cache", shop.options, shop.clock)
+    columns = (Column("a", TEXT, -1, "text", key=True), Column("v", TEXT, -1, "text"))
+    strangers = [Table(17000 + at, "public", name, columns) for at, name in enumerate(("live", "g2"))]
+    shop.put(upserts(ORDERS, 1, [order(1), order(2)]))
+    for at, (table, key) in enumerate(zip(strangers, ("cache", "orders:1"), strict=True), start=3):
+        shop.put(batch(table, [(Op.INSERT, at, {"a": key, "v": "theirs"})]))
+    with closing(shop.sink):
+        shop.follow()
+        rows = {"orders:1", "orders:2"}
+        assert {name for name in shop.names() if not name.startswith("cdc:")} == {POINTER, *rows}
+        assert shop.client.get(POINTER) == b""
+        assert shop.bootstrap().swapped
+        shop.put(batch(strangers[1], [(Op.DELETE, 5, {"a": "orders:1"})]))
+        shop.follow()
+        assert shop.client.get(POINTER) == b"g2:"
+        assert {name for name in shop.names() if not name.startswith("cdc:")} == {POINTER, *rows, *(f"g2:{one}" for one in rows)}
+
+
+def test_a_pointer_is_refused_while_rows_stand_where_a_generation_would_have_its_own(valkey: Any, tmp_path: Path) -> None:
+    shop = Shop(valkey, tmp_path)
+    shop.put(upserts(ORDERS, 1, [order(1)]))
+    for pointer, refused in ((None, False), (POINTER, True), (None, False)):
+        shop.options = Options.model_validate({"kind": "redis", "url": valkey.url, "pointer": pointer, "key": "g2:{table}:{key}"})
+        shop.sink = CacheSink("cache", shop.options, shop.clock)
+        with closing(shop.sink):
+            if refused:
+                with pytest.raises(ConfigError, match="could be those of a generation"):
+                    shop.follow()
+            else:
+                shop.follow()
+    shop.options = Options.model_validate({"kind": "redis", "url": valkey.url, "pointer": POINTER, "key": "o:{table}:{key}"})
+    shop.sink = CacheSink("cache", shop.options, shop.clock)
+    with closing(shop.sink):
+        shop.follow()
+    assert {name for name in shop.names() if not name.startswith("cdc:")} == {POINTER, "o:orders:1"}

@@ -10,6 +10,7 @@ from cdc.model.batch import Op
 from cdc.model.pgtypes import TEXT
 from cdc.model.table import Column
 from cdc.model.topic import TopicSchema
+from sinks.cache.generationnames import CacheGenerationNames
 from sinks.cache.keytemplate import DEFAULT, bind
 from sinks.cache.ledger import Projection
 from sinks.cache.standing import CacheStanding
@@ -64,10 +65,33 @@ def test_no_row_is_named_like_a_ledger(prefix: str) -> None:
     named = dataclasses.replace(LABELS, columns=(LABELS.columns[0], LABELS.columns[2]))
     for table, template in ((named, f"{prefix}{{key}}:x"), (PAIRS, f"{prefix}{{a}}.{{b}}"), (LABELS, f"{prefix}{{key}}")):
         with pytest.raises(ConfigError, match="cdc:"):
-            CacheStanding("cache", Projection(template, "json")).check(TopicSchema.of(table))
-    numbered = CacheStanding("cache", Projection(f"{prefix}{{id}}", "json"))
+            CacheStanding(CacheGenerationNames("cache"), Projection(template, "json")).check(TopicSchema.of(table))
+    numbered = CacheStanding(CacheGenerationNames("cache"), Projection(f"{prefix}{{id}}", "json"))
     assert numbered.check(TopicSchema.of(ORDERS)).prefix == prefix, "a number does not go on with a letter or a colon"
-    assert CacheStanding("cache", Projection(f"{prefix}x{{key}}", "json")).check(TopicSchema.of(LABELS)).prefix == f"{prefix}x"
+    assert (
+        CacheStanding(CacheGenerationNames("cache"), Projection(f"{prefix}x{{key}}", "json")).check(TopicSchema.of(LABELS)).prefix
+        == f"{prefix}x"
+    )
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_no_row_is_named_like_another_generations_or_the_pointer(number: int) -> None:
+    """With "{table}:{key}" the row "orders:1" of a table g2 would stand where generation 2 has row 1 of orders."""
+
+    def standing(template: str, pointer: str | None = "live:cache") -> CacheStanding:
+        names = CacheGenerationNames("cache", number, pointer)
+        return CacheStanding(names, names.projection(Projection(template, "json")))
+
+    table = TopicSchema.of(dataclasses.replace(PAIRS, name="g2"))
+    for template in ("{table}:{key}", "g2:{key}", "g{key}", "g17{key}"):
+        with pytest.raises(ConfigError, match="generation"):
+            standing(template).check(table)
+        assert standing(template, None).check(table), "where there are no others"
+    for template in ("g2.{key}", "gg{key}", DEFAULT):
+        assert standing(template).check(table)
+    for template in ("live:{key}", "l{key}"):
+        with pytest.raises(ConfigError, match="its pointer live:cache"):
+            standing(template).check(table)
 
 
 def test_names_of_tables_never_run_into_each_other() -> None:
