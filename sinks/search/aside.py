@@ -69,7 +69,7 @@ class Aside:
     def _clear(self, schema: TopicSchema, batch: pa.RecordBatch, rows: list[int]) -> list[bool]:
         """Which of them were taken."""
         deletes = as_deletes(batch.take(pa.array(rows, pa.int64())))
-        body = bulk.actions(deletes, schema, self._tables.indices.style(schema))
+        body = bulk.Body(deletes, schema, self._tables.indices.style(schema))
         verdicts = self._rows.write(schema, self._tables.place(schema), body, deletes.column(POSITION).to_numpy())
         written = set(verdicts.of(Fate.WRITTEN).tolist())
         return [row in written for row in range(len(rows))]
@@ -89,7 +89,7 @@ class Aside:
         schema = topic_schema(row.schema)
         ids = bulk.ids_of(row, schema)  # of its own position, where that names it
         standing = row.set_column(0, row.schema.field(0), pa.array([at], pa.int64()))
-        body = bulk.actions(standing, schema, style, ids, over_equal=True)
+        body = bulk.Body(standing, schema, style, ids, over_equal=True)
         verdicts = self._rows.write(schema, self._tables.place(schema), body, np.array([at], np.int64))
         if verdicts.count(Fate.DEAD):
             return verdicts.reasons[0]

@@ -96,7 +96,7 @@ class _Rewriting:
     def write_into(self, writer: str, barrier: TableBarrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
         dead: tuple[DeadLetter, ...] = ()
         for batch, ids, came in rows:
-            body = bulk.actions(batch, barrier.schema, self.tables.indices.style(barrier.schema), ids)
+            body = bulk.Body(batch, barrier.schema, self.tables.indices.style(barrier.schema), ids)
             verdicts = self.rows.write_all(writer, body, np.arange(len(batch)))
             if verdicts.count(Fate.FENCED):
                 raise StoreError(f"store {self.cluster.store}: another process replaces the write alias", retryable=True)

@@ -31,6 +31,8 @@ from sinks.search.wire import Answer, Cluster
 Rows = npt.NDArray[np.int64]
 """Row numbers within the batch."""
 
+SMALLER: Final = 8
+"""The last requests of many may be so many times smaller than the others."""
 _ANSWER_PARTS: Final = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by.type"
 
 
@@ -55,6 +57,10 @@ class Verdicts:
         """Those of every other fate."""
         kept = self.fates != fate
         return Verdicts(self.rows[kept], self.fates[kept], self.reasons)
+
+    def moved(self, by: int) -> Verdicts:
+        """The same of rows that are so many further on."""
+        return Verdicts(self.rows + by, self.fates, {row + by: reason for row, reason in self.reasons.items()}) if by else self
 
 
 def all_of(rows: Rows, fate: Fate, reason: str = "") -> Verdicts:
@@ -101,16 +107,45 @@ def _version(batch: pa.RecordBatch, left: npt.NDArray[np.bool_], *, over_equal: 
     )
 
 
-def split(body: Texts, rows: Rows, bytes_max: int, at_once: int = 1) -> list[Rows]:
-    """The rows in requests of about the same size, each of about ``bytes_max`` at most. ``at_once``: so many are under way at a time; where there are
-    several, their number is a multiple of it, so that none is under way alone while all wait for it."""
-    if len(rows) == 0:
-        return []
-    ends = np.cumsum(np.diff(body.offsets)[rows])
-    least = -(-int(ends[-1]) // bytes_max)
-    count = 1 if least == 1 else -(-least // at_once) * at_once
-    request = (ends - 1) * count // max(int(ends[-1]), 1)
-    return np.split(rows, np.flatnonzero(np.diff(request)) + 1)
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A batch as the body of ``_bulk`` requests, of which each part is made where it is sent: beside the requests that are under way, and never all at
+    once. ``ids``, ``over_equal``: as for ``actions``."""
+
+    batch: pa.RecordBatch
+    schema: TopicSchema
+    style: Style
+    ids: pa.Array | None = None
+    over_equal: bool = False
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def part(self, first: int, last: int) -> Texts:
+        """The rows from ``first`` to ``last``, and one more where the last one's version depends on it (``placement.former``)."""
+        rows = self.batch.slice(first, last + 1 - first)
+        if len(after := self.batch.slice(last, 2)) == 2 and former(after)[0]:
+            rows = self.batch.slice(first, len(rows) + 1)
+        ids = None if self.ids is None else self.ids.slice(first, len(rows))
+        return actions(rows, self.schema, self.style, ids, over_equal=self.over_equal)
+
+
+def divided(rows: Rows, most: int, at_once: int) -> list[Rows]:
+    """The rows in parts of ``most`` at most, to be sent so many at once. The last ones are smaller and smaller: what is sent alone while all else is done
+    costs the time of a small part only."""
+    parts, least = list[Rows](), -(-most // SMALLER)
+    while len(rows):
+        size = min(most, max(least, len(rows) // (at_once + 1)))
+        parts.append(rows[:size])
+        rows = rows[size:]
+    return parts
+
+
+def split(body: Texts, rows: Rows, bytes_max: int) -> list[Rows]:
+    """The rows in requests of about so many bytes each."""
+    sizes = np.diff(body.offsets)[rows]
+    request = np.cumsum(sizes) // bytes_max
+    return np.split(rows, np.flatnonzero(np.diff(request)) + 1) if len(rows) else []
 
 
 def send(

@@ -132,7 +132,7 @@ class SearchRebuild:
         """Rows without a key go by the position of the change that brought them."""
         schema, batch = topic.shape.schema, came.rows
         ids = None if schema.key else came.came.cast(pa.utf8())
-        body = bulk.actions(batch, schema, self.tables.indices.style(schema), ids)
+        body = bulk.Body(batch, schema, self.tables.indices.style(schema), ids)
         verdicts = self.rows.write_all(place.writer, body, np.arange(len(batch)))
         if verdicts.count(Fate.FENCED):
             raise StoreError(

@@ -16,7 +16,6 @@ from cdc.errors import StoreError
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
 from sinks.deadletters import Letter, LetterState, check_share, last_of_keys
-from sinks.render.jsonrows import Texts
 from sinks.retry import Fate
 from sinks.search import bulk
 from sinks.search.conditional import Conflict
@@ -27,8 +26,10 @@ from sinks.search.wire import Cluster
 
 Positions = npt.NDArray[np.int64]
 
-IN_FLIGHT: Final = 2
-"""Bulk requests at once: while the cluster works on one, the next is on its way."""
+IN_FLIGHT: Final = 3
+"""Bulk requests at once: while the cluster works on two, the next is made and on its way."""
+WIDENED: Final = 3
+"""A row's lines have about so many times its size in Arrow, until some of the table's have been made."""
 LOOKUPS_MAX: Final = 10
 TOGETHER_ROWS: Final = 500
 """Up to so many rows go in one request with what the index says before them: all of its answer is read."""
@@ -47,6 +48,8 @@ class Rows:
         self._request_bytes = request_bytes
         self._dead_share_max = dead_share_max
         self._senders: ThreadPoolExecutor | None = None
+        self._row_bytes: dict[str, float] = {}
+        """Topic → how large its rows' lines were last, on average."""
 
     def close(self) -> None:
         """Closes what is open; a later write opens what it needs again."""
@@ -54,7 +57,7 @@ class Rows:
             self._senders.shutdown()
             self._senders = None
 
-    def write(self, schema: TopicSchema, place: Place, body: Texts, positions: Positions) -> bulk.Verdicts:
+    def write(self, schema: TopicSchema, place: Place, body: bulk.Body, positions: Positions) -> bulk.Verdicts:
         """A final verdict on every row. Rows that met a fence, or a state of the index that this process did not know, are sent again once it
         has been looked at, unless they are stale by now. Raises StoreError (retryable) when the cluster does not answer, or other processes
         replace the write alias all the time."""
@@ -79,20 +82,34 @@ class Rows:
             f"store {self._cluster.store}: the write alias of {schema.topic} keeps changing", retryable=True, hint=hint
         )
 
-    def write_all(self, writer: str, body: Texts, rows: bulk.Rows) -> bulk.Verdicts:
+    def write_all(self, writer: str, body: bulk.Body, rows: bulk.Rows) -> bulk.Verdicts:
         """As they are, with a verdict on each; some may have met a fence."""
-        requests = bulk.split(body, rows, self._request_bytes, IN_FLIGHT)
         crashpoint("search.bulk.before_send")
-        if len(requests) == 1:
-            return bulk.send(self._cluster, writer, body, requests[0])
+        if len(rows) == 0:
+            return bulk.together([])
+        parts = bulk.divided(rows, self._rows_of_a_request(body), IN_FLIGHT)
+        if len(parts) == 1:
+            return self._send(writer, body, parts[0])
         # All are awaited even when one fails, so that none is still under way when we say so.
         if self._senders is None:
             self._senders = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix=f"bulk-{self._cluster.store}")
-        sent = [self._senders.submit(bulk.send, self._cluster, writer, body, request) for request in requests]
+        sent = [self._senders.submit(self._send, writer, body, part) for part in parts]
         failures = [error for future in sent if (error := future.exception()) is not None]
         if failures:
             raise failures[0]
         return bulk.together([future.result() for future in sent])
+
+    def _rows_of_a_request(self, body: bulk.Body) -> int:
+        each = self._row_bytes.get(body.schema.topic) or WIDENED * body.batch.nbytes / len(body)
+        return max(1, int(self._request_bytes / max(each, 1)))
+
+    def _send(self, writer: str, body: bulk.Body, rows: bulk.Rows) -> bulk.Verdicts:
+        """One part, made here. In several requests where it has turned out much larger than thought."""
+        first, last = int(rows[0]), int(rows[-1])
+        lines = body.part(first, last)
+        self._row_bytes[body.schema.topic] = int(lines.offsets[-1]) / len(lines)
+        requests = bulk.split(lines, rows - first, 2 * self._request_bytes)
+        return bulk.together([bulk.send(self._cluster, writer, lines, request) for request in requests]).moved(first)
 
     def bury(
         self,
@@ -122,7 +139,7 @@ class Rows:
         check_share(self._cluster.store, undecided, len(positions), share_max=self._dead_share_max, rows_min=DEAD_ROWS_MIN)
         return letters
 
-    def _attempt(self, place: Place, body: Texts, rows: bulk.Rows, positions: Positions) -> bulk.Verdicts:
+    def _attempt(self, place: Place, body: bulk.Body, rows: bulk.Rows, positions: Positions) -> bulk.Verdicts:
         tables = self._tables
         tables.statements.settle(place)
         last = int(positions[rows[-1]])
@@ -130,7 +147,7 @@ class Rows:
             reach = last if place.terms is None else max(last, tables.followed.log.head().position)
             begun = place.terms is not None
             try:
-                if len(rows) <= TOGETHER_ROWS and int(body.offsets[-1]) <= self._request_bytes:
+                if len(rows) <= TOGETHER_ROWS:
                     judged = self._together(place, reach, body, rows)
                     if judged is not None:
                         return judged
@@ -142,18 +159,21 @@ class Rows:
                 return bulk.all_of(rows, Fate.FENCED)
         return self.write_all(place.writer, body, rows)
 
-    def _together(self, place: Place, reach: int, body: Texts, rows: bulk.Rows) -> bulk.Verdicts | None:
+    def _together(self, place: Place, reach: int, body: bulk.Body, rows: bulk.Rows) -> bulk.Verdicts | None:
+        """None: they are too large for one request with what the index says, or the cluster is too busy for it."""
+        first = int(rows[0])
+        lines = body.part(first, int(rows[-1]))
+        if int(lines.offsets[-1]) > self._request_bytes:
+            return None
         written = self._tables.statements.begin(place, reach)
         place.sent = written
         crashpoint("search.bulk.before_together")
-        judged = bulk.send_behind(self._cluster, place.writer, written.changes, body, rows)
+        judged = bulk.send_behind(self._cluster, place.writer, written.changes, lines, rows - first)
         if judged is None:
             return None
         self._tables.statements.finish(written)
-        again = judged.of(Fate.AGAIN)
-        if len(again) == 0:
-            return judged
-        return bulk.together([judged.without(Fate.AGAIN), self.write_all(place.writer, body, np.sort(again))])
+        again, judged = judged.of(Fate.AGAIN) + first, judged.without(Fate.AGAIN).moved(first)
+        return bulk.together([judged, self.write_all(place.writer, body, np.sort(again))]) if len(again) else judged
 
     def _covered(self, schema: TopicSchema) -> int:
         """Rows up to this position are in the index already, or were truncated."""

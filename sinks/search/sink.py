@@ -259,7 +259,7 @@ class SearchSink:
         fresh, positions = changes.slice(first), positions[first:]
         if len(fresh) == 0:
             return Outcome(0, stale=first)
-        verdicts = self._rows.write(schema, place, bulk.actions(fresh, schema, self._choices.style(schema)), positions)
+        verdicts = self._rows.write(schema, place, bulk.Body(fresh, schema, self._choices.style(schema)), positions)
         letters = self._aside.settle(schema, fresh, verdicts)
         written = verdicts.count(Fate.WRITTEN)
         return Outcome(written, len(changes) - written - len(letters), tuple(one.as_outcome() for one in letters))
