@@ -31,6 +31,8 @@ from sinks.search.wire import Answer, Cluster
 Rows = npt.NDArray[np.int64]
 """Row numbers within the batch."""
 
+SMALLER: Final = 8
+"""The last requests of many may be so many times smaller than the others."""
 _ANSWER_PARTS: Final = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by.type"
 
 
@@ -56,6 +58,10 @@ class Verdicts:
         kept = self.fates != fate
         return Verdicts(self.rows[kept], self.fates[kept], self.reasons)
 
+    def moved(self, by: int) -> Verdicts:
+        """The same of rows that are so many further on."""
+        return Verdicts(self.rows + by, self.fates, {row + by: reason for row, reason in self.reasons.items()}) if by else self
+
 
 def all_of(rows: Rows, fate: Fate, reason: str = "") -> Verdicts:
     """The same verdict on every row."""
@@ -75,7 +81,8 @@ def ids_of(batch: pa.RecordBatch, schema: TopicSchema, ids: pa.Array | None = No
 
 
 class Actions:
-    """Rows that are to be written. ``ids``: as ``ids_of``; ``over_equal``: also in the place of a document of the same version.
+    """Rows that are to be written, of which each part is made where it is sent: beside the requests that are under way, and never all at once. ``ids``: as
+    ``ids_of``; ``over_equal``: also in the place of a document of the same version.
 
     ``parts``: the name of each row's index, NULL where it has none; None: all of them lie in one.
     """
@@ -83,38 +90,40 @@ class Actions:
     def __init__(
         self, batch: pa.RecordBatch, schema: TopicSchema, style: Style, ids: pa.Array | None = None, *, over_equal: bool = False
     ) -> None:
-        self._batch = batch
-        self._schema = schema
+        self.batch = batch
+        self.schema = schema
         self._style = style
         self._ids = ids
         self._over_equal = over_equal
-        self._plain: Texts | None = None
         self.parts: pa.Array | None = placement_of(schema).indices(batch)
 
     def __len__(self) -> int:
-        return len(self._batch)
+        return len(self.batch)
 
-    def texts(self, writers: Mapping[str, str]) -> Texts:
-        """As lines of a request. ``writers``: the alias through which each part is written; a row of any other is not to be sent."""
-        if self.parts is None:
-            if self._plain is None:
-                self._plain = self._lines(None)
-            return self._plain
-        found = self.parts.dictionary_encode()
-        through = pa.array([writers.get(name, "") for name in found.dictionary.to_pylist()], pa.utf8())
-        return self._lines(through.take(found.indices).fill_null(""))
-
-    def _lines(self, through: pa.Array | None) -> Texts:
-        return actions(self._batch, self._schema, self._style, self._ids, over_equal=self._over_equal, through=through)
+    def lines(self, first: int, last: int, writers: Mapping[str, str]) -> Texts:
+        """The rows from ``first`` to ``last`` as lines of a request, and one more where the last one's version depends on it (``placement.former``).
+        ``writers``: the alias through which each index is written; a row of any other is not to be sent."""
+        count = last + 1 - first
+        if len(after := self.batch.slice(last, 2)) == 2 and former(after)[0]:
+            count += 1
+        rows, ids = self.batch.slice(first, count), None if self._ids is None else self._ids.slice(first, count)
+        through = None if self.parts is None else _written_through(self.parts.slice(first, count), writers)
+        return actions(rows, self.schema, self._style, ids, over_equal=self._over_equal, through=through)
 
     def nameless(self) -> Verdicts:
         """The verdicts on rows that lie in no index: nothing is taken out of one, and the rest cannot be held."""
         if self.parts is None or not self.parts.null_count:
             return together([])
         rows = np.flatnonzero(np.asarray(self.parts.is_null()))
-        gone = self._batch.column(OP).to_numpy()[rows] == int(Op.DELETE)
-        why = placement_of(self._schema).nameless
+        gone = self.batch.column(OP).to_numpy()[rows] == int(Op.DELETE)
+        why = placement_of(self.schema).nameless
         return together([all_of(rows[gone], Fate.STALE), all_of(rows[~gone], Fate.DEAD, why)])
+
+
+def _written_through(parts: pa.Array, writers: Mapping[str, str]) -> pa.Array:
+    found = parts.dictionary_encode()
+    aliases = pa.array([writers.get(name, "") for name in found.dictionary.to_pylist()], pa.utf8())
+    return aliases.take(found.indices).fill_null("")
 
 
 def actions(
@@ -156,16 +165,22 @@ def _version(batch: pa.RecordBatch, left: npt.NDArray[np.bool_], *, over_equal: 
     )
 
 
-def split(body: Texts, rows: Rows, bytes_max: int, at_once: int = 1) -> list[Rows]:
-    """The rows in requests of about the same size, each of about ``bytes_max`` at most. ``at_once``: so many are under way at a time; where there are
-    several, their number is a multiple of it, so that none is under way alone while all wait for it."""
-    if len(rows) == 0:
-        return []
-    ends = np.cumsum(np.diff(body.offsets)[rows])
-    least = -(-int(ends[-1]) // bytes_max)
-    count = 1 if least == 1 else -(-least // at_once) * at_once
-    request = (ends - 1) * count // max(int(ends[-1]), 1)
-    return np.split(rows, np.flatnonzero(np.diff(request)) + 1)
+def divided(rows: Rows, most: int, at_once: int) -> list[Rows]:
+    """The rows in parts of ``most`` at most, to be sent so many at once. The last ones are smaller and smaller: what is sent alone while all else is done
+    costs the time of a small part only."""
+    parts, least = list[Rows](), -(-most // SMALLER)
+    while len(rows):
+        size = min(most, max(least, len(rows) // (at_once + 1)))
+        parts.append(rows[:size])
+        rows = rows[size:]
+    return parts
+
+
+def split(body: Texts, rows: Rows, bytes_max: int) -> list[Rows]:
+    """The rows in requests of about so many bytes each."""
+    sizes = np.diff(body.offsets)[rows]
+    request = np.cumsum(sizes) // bytes_max
+    return np.split(rows, np.flatnonzero(np.diff(request)) + 1) if len(rows) else []
 
 
 def send(

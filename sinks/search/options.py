@@ -125,14 +125,14 @@ class Options(Address, StoreOptions):
     """How often a new index makes changes visible to searches."""
     settings: Mapping[str, Any] | Path = Field({})
     """Further settings of a new index, such as `analysis`, as a table or as the path of a JSON file that holds them."""
-    request_bytes: int = Field(5_000_000, ge=1)
+    request_bytes: int = Field(1_000_000, ge=1)
     """Size of one bulk request, about."""
     purge_after_s: float = Field(120.0, ge=0)
     """How long documents of deleted rows stay after their name was fenced; no request may live longer inside the cluster."""
     dead_share_max: float = Field(0.1, ge=0, le=1)
     """A batch of which a larger share cannot be held, not counting what `cdc dlq drop` has accepted, stops the store."""
     workers_from_rows: int = Field(0, ge=0)
-    """As for every store. By default never: building requests is a small part of their cost, and two of them are under way at once
+    """As for every store. By default never: building requests is a small part of their cost, and several of them are under way at once
     anyway. A cluster of several nodes may want Spark's workers."""
 
     @model_validator(mode="after")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,6 @@ from cdc.errors import StoreError
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
 from sinks.deadletters import Letter, LetterState, check_share, last_of_keys
-from sinks.render.jsonrows import Texts
 from sinks.retry import Fate
 from sinks.search import bulk
 from sinks.search.conditional import Conflict
@@ -29,8 +29,10 @@ from sinks.search.wire import Cluster
 
 Positions = npt.NDArray[np.int64]
 
-IN_FLIGHT: Final = 2
-"""Bulk requests at once: while the cluster works on one, the next is on its way."""
+IN_FLIGHT: Final = 3
+"""Bulk requests at once: while the cluster works on two, the next is made and on its way."""
+WIDENED: Final = 3
+"""A row's lines have about so many times its size in Arrow, until some of the table's have been made."""
 LOOKUPS_MAX: Final = 10
 TOGETHER_ROWS: Final = 500
 """Up to so many rows go in one request with what the index says before them: all of its answer is read."""
@@ -49,6 +51,8 @@ class Rows:
         self._request_bytes = request_bytes
         self._dead_share_max = dead_share_max
         self._senders: ThreadPoolExecutor | None = None
+        self._row_bytes: dict[str, float] = {}
+        """Topic → how large its rows' lines were last, on average."""
 
     def close(self) -> None:
         """Closes what is open; a later write opens what it needs again."""
@@ -89,8 +93,7 @@ class Rows:
         rows = _others(len(actions), nameless)
         taken = self._reached(place, actions, rows, reach)
         rows = _others(len(actions), nameless, taken)
-        written = self.write_all(_through(place, actions), _texts(place, actions), rows) if len(rows) else bulk.together([])
-        return bulk.together([nameless, taken, written])
+        return bulk.together([nameless, taken, self._write_through(place, actions, rows)])
 
     def _reached(self, place: Place, actions: bulk.Actions, rows: bulk.Rows, reach: int) -> bulk.Verdicts:
         """Makes the parts that rows lie in and that are not there; the verdicts on those that lie in one which somebody else has."""
@@ -103,20 +106,39 @@ class Rows:
         met = rows[np.asarray(pc.is_in(parts, value_set=pa.array(sorted(taken), pa.utf8())))]
         return bulk.all_of(met, Fate.DEAD, TAKEN)
 
-    def write_all(self, writer: str | None, body: Texts, rows: bulk.Rows) -> bulk.Verdicts:
-        """As they are, with a verdict on each; some may have met a fence. ``writer``: as ``bulk.send``."""
-        requests = bulk.split(body, rows, self._request_bytes, IN_FLIGHT)
+    def _write_through(self, place: Place, actions: bulk.Actions, rows: bulk.Rows) -> bulk.Verdicts:
+        return self.write_all(_through(place, actions), actions, rows, _writers(place))
+
+    def write_all(
+        self, writer: str | None, actions: bulk.Actions, rows: bulk.Rows, writers: Mapping[str, str] = MappingProxyType({})
+    ) -> bulk.Verdicts:
+        """As they are, with a verdict on each; some may have met a fence. ``writer``: as ``bulk.send``; ``writers``: as ``bulk.Actions.lines``."""
         crashpoint("search.bulk.before_send")
-        if len(requests) == 1:
-            return bulk.send(self._cluster, writer, body, requests[0])
+        if len(rows) == 0:
+            return bulk.together([])
+        parts = bulk.divided(rows, self._rows_of_a_request(actions), IN_FLIGHT)
+        if len(parts) == 1:
+            return self._send(writer, actions, parts[0], writers)
         # All are awaited even when one fails, so that none is still under way when we say so.
         if self._senders is None:
             self._senders = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix=f"bulk-{self._cluster.store}")
-        sent = [self._senders.submit(bulk.send, self._cluster, writer, body, request) for request in requests]
+        sent = [self._senders.submit(self._send, writer, actions, part, writers) for part in parts]
         failures = [error for future in sent if (error := future.exception()) is not None]
         if failures:
             raise failures[0]
         return bulk.together([future.result() for future in sent])
+
+    def _rows_of_a_request(self, actions: bulk.Actions) -> int:
+        each = self._row_bytes.get(actions.schema.topic) or WIDENED * actions.batch.nbytes / len(actions)
+        return max(1, int(self._request_bytes / max(each, 1)))
+
+    def _send(self, writer: str | None, actions: bulk.Actions, rows: bulk.Rows, writers: Mapping[str, str]) -> bulk.Verdicts:
+        """One part, made here. In several requests where it has turned out much larger than thought."""
+        first, last = int(rows[0]), int(rows[-1])
+        lines = actions.lines(first, last, writers)
+        self._row_bytes[actions.schema.topic] = int(lines.offsets[-1]) / len(lines)
+        requests = bulk.split(lines, rows - first, 2 * self._request_bytes)
+        return bulk.together([bulk.send(self._cluster, writer, lines, request) for request in requests]).moved(first)
 
     def bury(
         self,
@@ -163,13 +185,13 @@ class Rows:
         return bulk.together([taken, self._sent(place, actions, rows, last)])
 
     def _sent(self, place: Place, actions: bulk.Actions, rows: bulk.Rows, last: int) -> bulk.Verdicts:
-        tables, body, writer = self._tables, _texts(place, actions), _through(place, actions)
+        tables = self._tables
         if place.terms is None or last > place.standing.reach:
             reach = last if place.terms is None else max(last, tables.followed.log.head().position)
             begun = place.terms is not None
             try:
-                if len(rows) <= TOGETHER_ROWS and int(body.offsets[-1]) <= self._request_bytes:
-                    judged = self._together(place, writer, reach, body, rows)
+                if len(rows) <= TOGETHER_ROWS:
+                    judged = self._together(place, reach, actions, rows)
                     if judged is not None:
                         return judged
                     tables.statements.settle(place)
@@ -178,20 +200,23 @@ class Rows:
                 if begun:
                     raise  # rows of this stretch may be gone
                 return bulk.all_of(rows, Fate.FENCED)
-        return self.write_all(writer, body, rows)
+        return self._write_through(place, actions, rows)
 
-    def _together(self, place: Place, writer: str | None, reach: int, body: Texts, rows: bulk.Rows) -> bulk.Verdicts | None:
+    def _together(self, place: Place, reach: int, actions: bulk.Actions, rows: bulk.Rows) -> bulk.Verdicts | None:
+        """None: they are too large for one request with what the index says, or the cluster is too busy for it."""
+        first = int(rows[0])
+        lines = actions.lines(first, int(rows[-1]), _writers(place))
+        if int(lines.offsets[-1]) > self._request_bytes:
+            return None
         written = self._tables.statements.begin(place, reach)
         place.sent = written
         crashpoint("search.bulk.before_together")
-        judged = bulk.send_behind(self._cluster, writer, written.changes, body, rows)
+        judged = bulk.send_behind(self._cluster, _through(place, actions), written.changes, lines, rows - first)
         if judged is None:
             return None
         self._tables.statements.finish(written)
-        again = judged.of(Fate.AGAIN)
-        if len(again) == 0:
-            return judged
-        return bulk.together([judged.without(Fate.AGAIN), self.write_all(writer, body, np.sort(again))])
+        again, judged = judged.of(Fate.AGAIN) + first, judged.without(Fate.AGAIN).moved(first)
+        return bulk.together([judged, self._write_through(place, actions, np.sort(again))]) if len(again) else judged
 
     def _covered(self, schema: TopicSchema) -> int:
         """Rows up to this position are in the index already, or were truncated."""
@@ -206,8 +231,8 @@ def _through(place: Place, actions: bulk.Actions) -> str | None:
     return place.writer if actions.parts is None else None
 
 
-def _texts(place: Place, actions: bulk.Actions) -> Texts:
-    return actions.texts({name: unit.writer for name, unit in place.parts.items()})
+def _writers(place: Place) -> Mapping[str, str]:
+    return {name: unit.writer for name, unit in place.parts.items()}
 
 
 def _others(count: int, *judged: bulk.Verdicts) -> bulk.Rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ from cdc.model.topic import TopicSchema
 from sinks.holding import bound
 from sinks.places import Former, moves
 from sinks.retry import ATTEMPTS_MAX, Fate, backoff_s
-from sinks.search.bulk import actions, payload, send, split
+from sinks.search.bulk import Actions, actions, divided, payload, send, split
 from sinks.search.fields import style_of
 from sinks.search.options import Options
 from sinks.search.placement import former
+from sinks.search.rows import IN_FLIGHT, Rows
 from sinks.search.wire import Answer
 from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
 
@@ -95,6 +97,11 @@ def test_a_row_that_leaves_its_place_is_deleted_there_below_the_version_of_what_
         {"version_type": "external", "version": 7, "routing": "new", "_id": "3"},
     ]
     assert ["_cdc_deleted" in json.loads(line) for line in lines[1::2]] == [True, False, True, False]
+    body, whole = Actions(changes, schema, style_of(schema, {})), actions(changes, schema, style_of(schema, {}))
+    for count in range(1, 5):
+        for part in np.array_split(np.arange(4), count):
+            made = body.lines(int(part[0]), int(part[-1]), {})
+            assert payload(made, part - part[0]) == payload(whole, part), "it depends on the next row, also of another part"
     again = changes.set_column(0, changes.schema.field(0), pa.array([9] * 4, pa.int64()))
     reads = again.set_column(1, again.schema.field(1), pa.array([int(Op.READ)] * 4, pa.int8()))
     assert not former(reads).any(), "rows that are written again share their position"
@@ -108,15 +115,41 @@ def test_a_batch_is_split_by_bytes() -> None:
     assert [len(part) for part in split(BODY, ROWS, 1)] == [1] * 8
 
 
-@pytest.mark.parametrize(("requests", "at_once"), [(1, 2), (2, 2), (3, 2), (5, 3)])
-def test_requests_are_of_one_size_and_none_is_left_to_be_waited_for_alone(requests: int, at_once: int) -> None:
-    body = actions(upserts(ORDERS, 1, [order(i) for i in range(900)]), TopicSchema.of(ORDERS), style_of(TopicSchema.of(ORDERS), {}))
-    parts = split(body, np.arange(900), len(body.data) // requests + 1, at_once)
-    sizes = [len(payload(body, part)) for part in parts]
-    assert b"".join(payload(body, part) for part in parts) == body.data.tobytes()
-    assert len(parts) == (1 if requests == 1 else -(-requests // at_once) * at_once)
-    assert max(sizes) - min(sizes) < 2 * max(np.diff(body.offsets))
-    assert split(body, np.arange(0), 1000, at_once) == []
+@pytest.mark.parametrize("share", [0.9, 1.1, 3.1, 14.2])
+def test_a_batch_goes_out_in_requests_of_which_the_last_ones_are_small(share: float) -> None:
+    """The first batch of a table is divided by a guess, each one after it by what the lines before it were like."""
+    schema = TopicSchema.of(ORDERS)
+    changes = upserts(ORDERS, 1, [order(i) for i in range(900)])
+    whole = actions(changes, schema, style_of(schema, {}))
+    request_bytes = int(len(whole.data) / share)
+    bodies: list[bytes] = []
+
+    def send(method: str, path: str, body: bytes, **_: Any) -> Answer:  # noqa: ARG001
+        bodies.append(body)
+        return Answer(200, {"errors": False})
+
+    writing = Rows(SimpleNamespace(store="search", send=send), None, None, request_bytes=request_bytes, dead_share_max=0.1)  # type: ignore[arg-type]
+    for batches in range(2):
+        bodies.clear()
+        verdicts = writing.write_all("w1", Actions(changes, schema, style_of(schema, {})), np.arange(900))
+        assert sorted(verdicts.of(Fate.WRITTEN).tolist()) == list(range(900))
+        assert b"".join(sorted(bodies, key=whole.data.tobytes().index)) == whole.data.tobytes()
+        assert max(map(len, bodies)) < 2.1 * request_bytes
+        if batches:
+            assert max(map(len, bodies)) < 1.1 * request_bytes
+            assert sorted(map(len, bodies))[IN_FLIGHT - 1] < 0.2 * request_bytes, "the last ones are small"
+            assert len(bodies) < share + 12
+    kept = np.array([1, 2, 5, 899])
+    bodies.clear()
+    assert writing.write_all("w1", Actions(changes, schema, style_of(schema, {})), kept).rows.tolist() == kept.tolist()
+    assert b"".join(bodies) == payload(whole, kept)
+    writing.close()
+
+
+def test_a_small_batch_is_one_request() -> None:
+    assert [len(part) for part in divided(np.arange(500), 4000, 3)] == [500]
+    assert [len(part) for part in divided(np.arange(10), 1, 3)] == [1] * 10
+    assert divided(np.arange(0), 1, 3) == []
 
 
 def test_nothing_else_is_asked_when_all_went_well() -> None:
