@@ -43,8 +43,8 @@ def _with_keys(rows: pa.RecordBatch, ids: pa.Array, schema: TopicSchema, choices
     return rows
 
 
-def _pages_of_keys(keys: pa.RecordBatch, schema: TopicSchema, found: Found) -> Iterator[dict[str, Any]]:
-    """The documents of these keys, as ``_mget`` asks for them. ``found``: the table's index."""
+def _pages_of_keys(keys: pa.RecordBatch, schema: TopicSchema, found: Found) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The documents of these keys, as ``_mget`` is asked for them: path, body. ``found``: the table's index."""
     placement = placement_of(schema)
     ids, routings, parts = (
         placement.ids_of_keys(keys).to_pylist(),
@@ -52,11 +52,13 @@ def _pages_of_keys(keys: pa.RecordBatch, schema: TopicSchema, found: Found) -> I
         placement.indices_of_keys(keys),
     )
     routed = [{}] * len(ids) if routings is None else [{"routing": one} for one in routings.to_pylist()]
-    there = {one.name: one.index for one in found.parts}
-    indices = [found.index] * len(ids) if parts is None else [there.get(one) for one in parts.to_pylist()]
-    docs = [{"_index": index, "_id": one, **way} for index, one, way in zip(indices, ids, routed, strict=True) if index is not None]
-    for start in range(0, len(docs), PAGE_ROWS):
-        yield {"docs": docs[start : start + PAGE_ROWS]}
+    docs = [{"_id": one, **way} for one, way in zip(ids, routed, strict=True)]
+    path = f"/{found.index}/_mget"
+    if parts is not None:
+        path, there = "/_mget", {one.name: one.index for one in found.parts}
+        docs = [{"_index": there[name], **doc} for name, doc in zip(parts.to_pylist(), docs, strict=True) if name in there]
+    for page in (slice(start, start + PAGE_ROWS) for start in range(0, len(docs), PAGE_ROWS)):
+        yield path, {"ids": ids[page]} if routings is None and parts is None else {"docs": docs[page]}
 
 
 class Documents:
@@ -87,9 +89,9 @@ class Documents:
             return rows_with_keys(self.scan(schema), keys, schema)
         index = self._tables.find(schema)
         found: list[Any] = []
-        for page in _pages_of_keys(keys, schema, index) if index is not None else ():
+        for path, page in _pages_of_keys(keys, schema, index) if index is not None else ():
             params = {"stored_fields": DELETED, "_source": "true"}
-            docs = conditional.documents(self._cluster, f"reading {schema.topic}", "/_mget", page, params)
+            docs = conditional.documents(self._cluster, f"reading {schema.topic}", path, page, params)
             found += [doc for doc in docs if doc.get("found") and DELETED not in doc.get("fields", {})]
         return self._texts(found, schema)
 

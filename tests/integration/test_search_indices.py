@@ -140,6 +140,8 @@ def test_each_row_lies_in_one_index_in_whatever_order_rows_arrive(lab: Lab, shar
         for piece in [*pieces, *chance.sample(pieces, len(pieces) // 2)]:
             index.apply(index.sink, piece)
             late.append((index.sink, piece))
+        for piece in index.read(index.applied, head):  # a row that cannot be held has no version to tell whether it is late
+            index.apply(index.sink, piece)
         index.sink.commit(index.source.head)
         index.applied = head
         for sink, piece in chance.sample(late, min(3, len(late))):
@@ -166,17 +168,20 @@ def test_an_index_that_is_lost_is_noticed_and_all_of_them_are_filled_again(lab: 
     index.append(*((Op.INSERT, visit(key, "ab"[key % 2], key)) for key in range(4)))
     index.catch_up()
     index.request("DELETE", f"/{index.prefix}a@1")
-    assert index.sink.applied().position == 0
+    index.append((Op.UPDATE, visit(1, "b", 5)))
+    with pytest.raises(StoreError) as lost:
+        index.catch_up()
+    assert lost.value.retryable
     index.open()
     assert index.applied == 0
     index.append((Op.UPDATE, visit(0, "b", 10)))
     assert index.catch_up() == 0
-    assert index.by_index() == {"a": [("2", 2)], "b": [("0", 10), ("1", 1), ("3", 3)]}
+    assert index.by_index() == {"a": [("2", 2)], "b": [("0", 10), ("1", 5), ("3", 3)]}
     index.request("DELETE", "/public.visits@1")
     index.open()
     assert index.applied == 0
     index.catch_up()
-    assert index.by_index() == {"a": [("2", 2)], "b": [("0", 10), ("1", 1), ("3", 3)]}
+    assert index.by_index() == {"a": [("2", 2)], "b": [("0", 10), ("1", 5), ("3", 3)]}
 
 
 def test_more_indices_than_are_allowed_stop_the_store_and_no_value_is_named(lab: Lab) -> None:
