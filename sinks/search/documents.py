@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +22,7 @@ from sinks.search import conditional, fields
 from sinks.search.indices import LIVING, Found
 from sinks.search.names import HASHED_ID
 from sinks.search.pages import Hits
-from sinks.search.placement import placement_of
+from sinks.search.placement import place_fields, placement_of
 from sinks.search.tables import Tables
 from sinks.search.wire import Cluster
 
@@ -41,6 +40,35 @@ def _with_keys(rows: pa.RecordBatch, ids: pa.Array, schema: TopicSchema, choices
         known = pc.if_else(hashed, ids if name == hidden[0] else pa.scalar(None, pa.utf8()), texts.column(name))
         rows = rows.set_column(at, rows.schema.field(at), known)
     return rows
+
+
+def _as_placed(rows: pa.RecordBatch, found: Found, schema: TopicSchema) -> pa.RecordBatch:
+    """The rows of one index. One that lies in another than its values name is none that is expected there: it has no values that name a place."""
+    if not plain_key(schema) or (names := placement_of(schema).indices_of_keys(rows)) is None:
+        return rows
+    astray = pc.not_equal(names, found.name).fill_null(True)
+    if not pc.any(astray).as_py():
+        return rows
+    for name in _place_names(schema):
+        at = rows.schema.names.index(name)
+        rows = rows.set_column(at, rows.schema.field(at), pc.if_else(astray, pa.scalar(None, pa.utf8()), rows.column(name)))
+    return rows
+
+
+def _any_astray(keys: pa.RecordBatch, schema: TopicSchema) -> bool:
+    """Whether one of these keys is of a row that lies where it should not."""
+    names = _place_names(schema)
+    if not names:
+        return False
+    unnamed = np.logical_and.reduce([np.asarray(keys.column(name).is_null()) for name in names])
+    return bool(unnamed.any())
+
+
+def _place_names(schema: TopicSchema) -> list[str]:
+    """The columns that say in which index a row lies."""
+    index, others = placement_of(schema).index, place_fields(schema)
+    found = [] if index is None else [others.get(name, name) for name in index.columns_named]
+    return [name for name in found if name is not None]
 
 
 def _pages_of_keys(keys: pa.RecordBatch, schema: TopicSchema, found: Found) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -72,22 +100,28 @@ class Documents:
     def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
         found = self._tables.find(schema)
         if found is not None:
-            style = self._choices.style(schema)
-            for hits in chain.from_iterable(self._pages(one.index, schema) for one in found.parts or (found,)):
-                rows, left = hits.rows(schema, style)
-                if not all(column.shown for column in schema.key):
-                    ids = hits.ids()
-                    left = left if ids is not None else np.ones(len(hits), np.bool_)
-                    rows = rows if ids is None else _with_keys(rows, ids, schema, self._choices)
-                if left.any():
-                    yield self._texts(hits.parsed(left), schema)
-                    rows = rows.filter(pa.array(~left))
-                yield rows
+            for one in found.parts or (found,):
+                yield from (_as_placed(rows, one, schema) for rows in self._scanned(one, schema))
+
+    def _scanned(self, found: Found, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
+        style = self._choices.style(schema)
+        for hits in self._pages(found.index, schema):
+            rows, left = hits.rows(schema, style)
+            if not all(column.shown for column in schema.key):
+                ids = hits.ids()
+                left = left if ids is not None else np.ones(len(hits), np.bool_)
+                rows = rows if ids is None else _with_keys(rows, ids, schema, self._choices)
+            if left.any():
+                yield self._texts(hits.parsed(left), schema)
+                rows = rows.filter(pa.array(~left))
+            yield rows
 
     def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
         if not plain_key(schema):
             return rows_with_keys(self.scan(schema), keys, schema)
         index = self._tables.find(schema)
+        if _any_astray(keys, schema):
+            return rows_with_keys(self.scan(schema), keys, schema)
         found: list[Any] = []
         for path, page in _pages_of_keys(keys, schema, index) if index is not None else ():
             params = {"stored_fields": DELETED, "_source": "true"}

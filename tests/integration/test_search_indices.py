@@ -280,3 +280,16 @@ def test_a_kill_while_an_index_is_made_leaves_nothing_that_counts(lab: Lab, poin
     follow()
     assert index.by_index() == {"b": [("2", 2)], "c": [("1", 10)], "d": [("3", 3)]}
     assert index.found("public.visits") == [("1", 10), ("2", 2), ("3", 3)]
+
+
+def test_a_document_in_an_index_that_it_does_not_name_is_found(lab: Lab) -> None:
+    """As somebody leaves it who copies documents, or moves them."""
+    index = Spread(lab)
+    index.append(*((Op.INSERT, visit(key, "ab"[key % 2], key)) for key in range(4)))
+    index.catch_up()
+    for key in (0, 2):
+        found = index.request("GET", f"/{index.prefix}a@1/_doc/{key}")["_source"]
+        index.request("PUT", f"/{index.prefix}b@1/_doc/{key}", {**found, "_cdc_position": key + 1})
+    index.request("DELETE", f"/{index.prefix}a@1/_doc/2")
+    rows = [(row["id"], row["tenant"]) for row in index.rows()]
+    assert sorted(rows, key=str) == [("0", "a"), ("0", None), ("1", "b"), ("2", None), ("3", "b")]

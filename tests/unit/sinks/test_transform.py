@@ -202,10 +202,11 @@ def test_what_it_does_to_rows_stops_the_store_and_no_value_is_named(function: st
     check("cache", options(function), SCHEMA)
     holding = bound("cache", options(function), SCHEMA)
     live = [(Op.INSERT, at, person(at, "secret@example.org")) for at in range(1, 5)]
-    for call in (
+    calls: list[Callable[[], pa.RecordBatch]] = [
         lambda: holding.batch(batch(PEOPLE, live)),
         lambda: holding.rows(row_text(batch(PEOPLE, live), SCHEMA), SCHEMA),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(StoreError, match=message) as refused:
             call()
         assert not refused.value.retryable
