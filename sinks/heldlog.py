@@ -82,6 +82,7 @@ class HeldLog:
                 holding.refuse_unmet(topic.schema)
             else:
                 self._holdings[topic.name] = settled(self._store, topic.schema, decoded(shape.schema.holding), holding)
+            self.holding(topic.name).check_transform(topic.schema)
         self._settled = True
 
     def check(self) -> None:

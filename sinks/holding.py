@@ -1,8 +1,7 @@
 """The share of a topic that one store holds: some of its rows and fields, and fields computed of them, under names of the user's choice. Pure.
 
-``[stores.NAME.tables."schema.table"]`` says it in the source's names: first ``where``, then ``computed``, then ``columns`` or ``exclude``, then ``rename``. A
-``Holding`` is that, bound to what
-the names meant when the store took the topic up: a field goes by its number, so that one which the source renames is still the one that
+``[stores.NAME.tables."schema.table"]`` says it in the source's names: first ``where``, then ``computed``, then ``columns`` or ``exclude``, then ``transform``, then
+``rename``. A ``Holding`` is that, bound to what the names meant when the store took the topic up: a field goes by its number, so that one which the source renames is still the one that
 was meant, and by its name where no number is known or no field has it (any more). It makes of each definition of the topic the schema that the
 store has (``held``), and of each batch the rows that it is given (``batch``). Nothing behind it, sinks, barriers and policies alike, ever sees more.
 
@@ -20,7 +19,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -28,16 +27,18 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from cdc.errors import ConfigError, StopState
-from cdc.model.batch import ALONE, EXACT, FAILED, META_FIELDS, OP, RESERVED, Op, topic_batch_schema, topic_schema
+from cdc.errors import ConfigError, StopState, StoreError
+from cdc.model.batch import ALONE, EXACT, FAILED, META_FIELDS, OP, RESERVED, Op, topic_schema
 from cdc.model.selection import matches, named
 from cdc.model.topic import TopicField, TopicSchema
-from cdc.settings.models import StoreOptions, TableOptions
-from sinks.formula import COMPUTED, WHERE, Evaluation, Formula, column_of, evaluated, formulas, text_of, typed_column
+from cdc.settings.models import StoreOptions
+from cdc.settings.tableoptions import TableOptions
+from sinks.formula import COMPUTED, WHERE, Formula, column_of, evaluated, formulas, text_of, typed_column
 from sinks.formula import bound as bound_formula
+from sinks.givenrows import given_changes
 from sinks.meant import Meant
-from sinks.render.fromtext import exact_column
 from sinks.render.rowtext import exact_values
+from sinks.transform import Transform, no_rows, transformed_changes, transformed_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ class Holding:
     computed: tuple[tuple[str, Formula], ...] = ()
     places: tuple[Meant, ...] = ()
     """What names the places of rows beside the key (``StoreOptions.naming``): fields of the store's key, so that a row whose place changes has another key."""
+    transform: Transform | None = None
+    """The user's own function over the rest."""
     origin: str = ""
     keys_apart: bool = True
     """The key need not be among the columns (``StoreOptions.keys_apart``)."""
@@ -65,7 +68,7 @@ class Holding:
     def everything(self) -> bool:
         """The store holds the topic as it is."""
         chosen = self.exclude or self.rename or self.wishes or self.shaping or self.places
-        return self.columns is None and not chosen and not self.evaluates
+        return self.columns is None and self.transform is None and not chosen and not self.evaluates
 
     @property
     def evaluates(self) -> bool:
@@ -91,6 +94,8 @@ class Holding:
             raw["computed"] = [[name, formula.raw] for name, formula in self.computed]
         if self.places:
             raw["places"] = sorted([one.name, one.number] for one in self.places)
+        if self.transform is not None:
+            raw["transform"] = self.transform.raw
         return json.dumps(raw, separators=(",", ":"), ensure_ascii=False)
 
     @property
@@ -100,7 +105,8 @@ class Holding:
         named = [frozenset((one.name, text) for one, text in texts) for texts in (self.rename, self.wishes)]
         expressions = frozenset((one.key, one.text) for one in formulas(self.where, self.computed))
         places = frozenset(one.name for one in self.places)
-        return columns, frozenset(one.name for one in self.exclude), *named, frozenset(self.shaping), expressions, places
+        excluded, transform = frozenset(one.name for one in self.exclude), self.transform and self.transform.said
+        return columns, excluded, *named, frozenset(self.shaping), expressions, places, transform
 
     def held(self, schema: TopicSchema) -> TopicSchema:
         """The schema that the store has of a topic under this definition; always the same object.
@@ -115,11 +121,14 @@ class Holding:
             return batch
         schema = topic_schema(batch.schema)
         held = self.held(schema)
-        if not self.evaluates or not len(batch) or batch.column(OP)[0].as_py() in ALONE:
-            return _given(batch, held, None)
-        live = batch.column(OP).to_numpy() != int(Op.DELETE)
-        found = evaluated(self.where, self.computed, partial(column_of, batch), schema, live)
-        return _given(batch, held, found)
+        if not len(batch) or batch.column(OP)[0].as_py() in ALONE:
+            return given_changes(batch, held, None)
+        found = None
+        if self.evaluates:
+            live = batch.column(OP).to_numpy() != int(Op.DELETE)
+            found = evaluated(self.where, self.computed, partial(column_of, batch), schema, live)
+        given = given_changes(batch, held, found)
+        return given if self.transform is None else transformed_changes(self.transform, given, held, self.origin)
 
     def rows(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
         """The source's rows of text under ``schema`` that the store is to hold; further columns stay as they are. A row of which an expression has no value is
@@ -138,7 +147,16 @@ class Holding:
             names |= {one.column_name: f"{COMPUTED}{one.column_name}" for one in fields if one.computed}
         columns = [texts[names[name]] for name in (*(one.column_name for one in fields), *further)]
         given = pa.RecordBatch.from_arrays(columns, names=[*(one.name for one in fields), *further])
-        return given.filter(pa.array(~found.left_out)) if self.evaluates and found.left_out.any() else given
+        given = given.filter(pa.array(~found.left_out)) if self.evaluates and found.left_out.any() else given
+        return given if self.transform is None else transformed_texts(self.transform, given, self.held(schema), self.origin)
+
+    def check_transform(self, schema: TopicSchema) -> None:
+        """Raises ConfigError where the user's function does not take rows of this definition, or gives something else back than it may."""
+        if self.transform is not None:
+            try:
+                transformed_texts(self.transform, no_rows(self.held(schema)), self.held(schema), self.origin)
+            except StoreError as error:
+                raise ConfigError(f"{_where(self, schema)}: {error}", hint=error.hint) from None
 
     def unmet(self, schema: TopicSchema) -> str | None:
         """Why one of the expressions says nothing of this definition; None where all of them do."""
@@ -173,6 +191,7 @@ def decoded(text: str) -> Holding:
         None if where is None else Formula.from_raw(WHERE, where, origin),
         tuple((name, Formula.from_raw(f"{COMPUTED}{name}", one, origin)) for name, one in raw.get("computed", ())),
         tuple(Meant(*one) for one in raw.get("places", ())),
+        Transform.from_raw(raw["transform"]) if "transform" in raw else None,
         origin,
     )
 
@@ -214,7 +233,9 @@ def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
     wishes: dict[str, str] = {}
     where: str | None = None
     computed: dict[str, str] = {}
+    transform: TableOptions | None = None
     for _, said in _of_topic(options, schema):
+        transform = transform if said.transform is None else said
         if said.columns is not None or said.exclude:
             columns, exclude = said.columns, said.exclude
         where = where if said.where is None else said.where
@@ -236,10 +257,21 @@ def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
         None if where is None else bound_formula(WHERE, where, schema),
         tuple((name, bound_formula(f"{COMPUTED}{name}", text, schema)) for name, text in sorted(computed.items())),
         tuple(meant(name) for name in options.naming(schema) if name in numbers or name in computed),
+        _transform(store, schema, transform, meant),
         schema.origin,
         options.keys_apart,
         store,
     )
+
+
+def _transform(store: str, schema: TopicSchema, said: TableOptions | None, meant: Callable[[str], Meant]) -> Transform | None:
+    if said is None or said.transform is None:
+        return None
+    columns = None if said.transform_columns is None else tuple(map(meant, said.transform_columns))
+    try:
+        return Transform.bound(said.transform, said.transform_version, columns)
+    except ConfigError as error:
+        raise ConfigError(f'stores.{store}.tables."{schema.topic}".{error}', hint=error.hint) from None
 
 
 def check(store: str, options: StoreOptions, schema: TopicSchema) -> None:
@@ -255,6 +287,7 @@ def check(store: str, options: StoreOptions, schema: TopicSchema) -> None:
             if unknown and named((pattern,)):
                 raise _unknown(f"{where}{key}", unknown[0], schema)
     holding = bound(store, options, schema)
+    holding.check_transform(schema)
     held = {one.column_name: one for one in holding.held(schema).fields}
     _refuse_collisions(_where(holding, schema), _fields(holding, _with_computed(holding, schema)))
     for pattern, said in _of_topic(options, schema):
@@ -264,6 +297,12 @@ def check(store: str, options: StoreOptions, schema: TopicSchema) -> None:
             if name in names_there and (name not in held or not held[name].shown):
                 raise ConfigError(
                     f"{where}{key}: the store does not hold {name} of {schema.topic}",
+                    hint="let the store hold it, or leave it out here",
+                )
+        for name in said.transform_columns or ():
+            if name in names_there and name not in held:
+                raise ConfigError(
+                    f"{where}.transform_columns: the store does not hold {name} of {schema.topic}",
                     hint="let the store hold it, or leave it out here",
                 )
         shown = {one.name for one in held.values() if one.shown}
@@ -307,7 +346,8 @@ def _of_topic(options: StoreOptions, schema: TopicSchema) -> Iterator[tuple[str,
 def _naming(said: TableOptions) -> Mapping[str, Iterable[str]]:
     """The columns that are named, by the key that names them: an empty one for what the store's kind alone knows."""
     others = [name for name in said.targets if name not in said.rename]
-    return {".columns": said.columns or (), ".exclude": said.exclude, ".rename": said.rename, "": others}
+    listed = {".columns": said.columns or (), ".exclude": said.exclude, ".transform_columns": said.transform_columns or ()}
+    return {**listed, ".rename": said.rename, "": others}
 
 
 def _unknown(where: str, name: str, schema: TopicSchema) -> ConfigError:
@@ -458,35 +498,3 @@ def _objects_together(fields: Sequence[TopicField]) -> Iterable[TopicField]:
         return tuple(first[one.path[:depth]] for depth in range(1, len(one.path) + 1)) or (at,)
 
     return (one for _, one in sorted(enumerate(fields), key=order))
-
-
-def _given(batch: pa.RecordBatch, held: TopicSchema, found: Evaluation | None) -> pa.RecordBatch:
-    """``found``: None where nothing was evaluated."""
-    columns = [batch.column(one.name) for one in META_FIELDS]
-    alone = len(batch) == 1 and batch.column(OP)[0].as_py() in ALONE
-    odd = found is not None and (found.failures or any(one.exact for one in found.computed.values()))
-    if odd or (batch.column(EXACT).null_count < len(batch) and not alone):
-        columns[_AT_EXACT] = _exact(batch, held, found)
-    if found is not None and (found.failures or found.left_out.any()):
-        gone = found.left_out.copy()
-        gone[list(found.failures)] = True
-        columns[_AT_OP] = pa.array(np.where(gone, np.int8(Op.DELETE), batch.column(OP).to_numpy()))
-    for one in held.fields:
-        if not one.computed:
-            columns.append(batch.column(one.column_name))
-        else:
-            columns.append(pa.nulls(len(batch), one.type) if found is None else found.computed[one.column_name].values)
-    return pa.RecordBatch.from_arrays(columns, schema=topic_batch_schema(held))
-
-
-def _exact(batch: pa.RecordBatch, held: TopicSchema, evaluation: Evaluation | None) -> pa.Array:
-    texts, found = exact_values(batch), dict[str, Mapping[int, str]]()
-    for one in held.fields:
-        if one.computed:
-            found[one.name] = {} if evaluation is None else evaluation.computed[one.column_name].exact
-        elif one.column_name in texts:
-            mine = texts[one.column_name]
-            found[one.name] = dict(zip(mine.rows.tolist(), mine.texts.to_pylist(), strict=True))
-    if evaluation is not None:
-        found[FAILED] = evaluation.failures
-    return exact_column(len(batch), found)

@@ -53,6 +53,7 @@ def _differ_in_shape(topic: TopicSchema, former: Holding, wanted: Holding) -> li
     before, after = (_wished(one, topic) for one in (former, wanted))
     said = [f"{name} has other options" for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
     before, after = dict(former.shaping), dict(wanted.shaping)
+    said += ["transform is another, or another version of it"] if _calls(former) != _calls(wanted) else []
     return [*said, *(f"{name} is another" for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name))]
 
 
@@ -73,3 +74,7 @@ def _others(former: Holding, wanted: Holding) -> str:
 
 def _places(holding: Holding, topic: TopicSchema) -> dict[str, str]:
     return {one.column_name: one.name for one in holding.held(topic).fields if one.shown}
+
+
+def _calls(holding: Holding) -> tuple[object, ...]:
+    return () if holding.transform is None else holding.transform.said

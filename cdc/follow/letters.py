@@ -31,6 +31,7 @@ from sinks.holding import failures_of
 from sinks.render.correction import checked
 from sinks.render.rowtext import row_text
 from sinks.reshape import conformed, reshaped
+from sinks.transform import is_unseen
 
 NAMELESS = (
     "it was set aside by an earlier version, which did not note its key: nobody can say whether the row has changed since; "
@@ -137,6 +138,8 @@ class Deciding:
         if sum(len(value.encode()) for value in values.values() if value is not None) > CORRECTION_BYTES_MAX:
             return f"a correction may have {CORRECTION_BYTES_MAX} bytes: it is kept with the letter"
         failure = self._failure(letter) or ""
+        if is_unseen(failure):
+            return f"{failure}; what the transform would have changed cannot be written as it is"
         for field in schema.fields:
             if field.computed and is_named(field.column_name, failure) and field.name not in values:
                 return f"{failure}: give {field.column_name} a value, too"

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from pydantic import BaseModel, SecretStr
 
-from cdc.settings.models import Settings, StoreOptions, StoreTables
+from cdc.settings.models import Settings, StoreOptions
+from cdc.settings.tableoptions import StoreTables
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 

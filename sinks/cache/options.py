@@ -12,7 +12,8 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from cdc.errors import ConfigError
 from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
-from cdc.settings.models import StoreOptions, StoreTables, TableOptions
+from cdc.settings.models import StoreOptions
+from cdc.settings.tableoptions import StoreTables, TableOptions
 from sinks.cache.generationnames import begins_like_a_generation
 from sinks.cache.keytemplate import DEFAULT, RESERVED, columns_of, refuse_malformed
 from sinks.cache.ledger import INVALIDATE, Projection, TableRule

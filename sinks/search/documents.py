@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +22,7 @@ from sinks.search import conditional, fields
 from sinks.search.indices import LIVING, Found
 from sinks.search.names import HASHED_ID
 from sinks.search.pages import Hits
-from sinks.search.placement import placement_of
+from sinks.search.placement import place_fields, placement_of
 from sinks.search.tables import Tables
 from sinks.search.wire import Cluster
 
@@ -43,8 +42,37 @@ def _with_keys(rows: pa.RecordBatch, ids: pa.Array, schema: TopicSchema, choices
     return rows
 
 
-def _pages_of_keys(keys: pa.RecordBatch, schema: TopicSchema, found: Found) -> Iterator[dict[str, Any]]:
-    """The documents of these keys, as ``_mget`` asks for them. ``found``: the table's index."""
+def _as_placed(rows: pa.RecordBatch, found: Found, schema: TopicSchema) -> pa.RecordBatch:
+    """The rows of one index. One that lies in another than its values name is none that is expected there: it has no values that name a place."""
+    if not plain_key(schema) or (names := placement_of(schema).indices_of_keys(rows)) is None:
+        return rows
+    astray = pc.not_equal(names, found.name).fill_null(True)
+    if not pc.any(astray).as_py():
+        return rows
+    for name in _place_names(schema):
+        at = rows.schema.names.index(name)
+        rows = rows.set_column(at, rows.schema.field(at), pc.if_else(astray, pa.scalar(None, pa.utf8()), rows.column(name)))
+    return rows
+
+
+def _any_astray(keys: pa.RecordBatch, schema: TopicSchema) -> bool:
+    """Whether one of these keys is of a row that lies where it should not."""
+    names = _place_names(schema)
+    if not names:
+        return False
+    unnamed = np.logical_and.reduce([np.asarray(keys.column(name).is_null()) for name in names])
+    return bool(unnamed.any())
+
+
+def _place_names(schema: TopicSchema) -> list[str]:
+    """The columns that say in which index a row lies."""
+    index, others = placement_of(schema).index, place_fields(schema)
+    found = [] if index is None else [others.get(name, name) for name in index.columns_named]
+    return [name for name in found if name is not None]
+
+
+def _pages_of_keys(keys: pa.RecordBatch, schema: TopicSchema, found: Found) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The documents of these keys, as ``_mget`` is asked for them: path, body. ``found``: the table's index."""
     placement = placement_of(schema)
     ids, routings, parts = (
         placement.ids_of_keys(keys).to_pylist(),
@@ -52,11 +80,13 @@ def _pages_of_keys(keys: pa.RecordBatch, schema: TopicSchema, found: Found) -> I
         placement.indices_of_keys(keys),
     )
     routed = [{}] * len(ids) if routings is None else [{"routing": one} for one in routings.to_pylist()]
-    there = {one.name: one.index for one in found.parts}
-    indices = [found.index] * len(ids) if parts is None else [there.get(one) for one in parts.to_pylist()]
-    docs = [{"_index": index, "_id": one, **way} for index, one, way in zip(indices, ids, routed, strict=True) if index is not None]
-    for start in range(0, len(docs), PAGE_ROWS):
-        yield {"docs": docs[start : start + PAGE_ROWS]}
+    docs = [{"_id": one, **way} for one, way in zip(ids, routed, strict=True)]
+    path = f"/{found.index}/_mget"
+    if parts is not None:
+        path, there = "/_mget", {one.name: one.index for one in found.parts}
+        docs = [{"_index": there[name], **doc} for name, doc in zip(parts.to_pylist(), docs, strict=True) if name in there]
+    for page in (slice(start, start + PAGE_ROWS) for start in range(0, len(docs), PAGE_ROWS)):
+        yield path, {"ids": ids[page]} if routings is None and parts is None else {"docs": docs[page]}
 
 
 class Documents:
@@ -70,26 +100,32 @@ class Documents:
     def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
         found = self._tables.find(schema)
         if found is not None:
-            style = self._choices.style(schema)
-            for hits in chain.from_iterable(self._pages(one.index, schema) for one in found.parts or (found,)):
-                rows, left = hits.rows(schema, style)
-                if not all(column.shown for column in schema.key):
-                    ids = hits.ids()
-                    left = left if ids is not None else np.ones(len(hits), np.bool_)
-                    rows = rows if ids is None else _with_keys(rows, ids, schema, self._choices)
-                if left.any():
-                    yield self._texts(hits.parsed(left), schema)
-                    rows = rows.filter(pa.array(~left))
-                yield rows
+            for one in found.parts or (found,):
+                yield from (_as_placed(rows, one, schema) for rows in self._scanned(one, schema))
+
+    def _scanned(self, found: Found, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
+        style = self._choices.style(schema)
+        for hits in self._pages(found.index, schema):
+            rows, left = hits.rows(schema, style)
+            if not all(column.shown for column in schema.key):
+                ids = hits.ids()
+                left = left if ids is not None else np.ones(len(hits), np.bool_)
+                rows = rows if ids is None else _with_keys(rows, ids, schema, self._choices)
+            if left.any():
+                yield self._texts(hits.parsed(left), schema)
+                rows = rows.filter(pa.array(~left))
+            yield rows
 
     def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
         if not plain_key(schema):
             return rows_with_keys(self.scan(schema), keys, schema)
         index = self._tables.find(schema)
+        if _any_astray(keys, schema):
+            return rows_with_keys(self.scan(schema), keys, schema)
         found: list[Any] = []
-        for page in _pages_of_keys(keys, schema, index) if index is not None else ():
+        for path, page in _pages_of_keys(keys, schema, index) if index is not None else ():
             params = {"stored_fields": DELETED, "_source": "true"}
-            docs = conditional.documents(self._cluster, f"reading {schema.topic}", "/_mget", page, params)
+            docs = conditional.documents(self._cluster, f"reading {schema.topic}", path, page, params)
             found += [doc for doc in docs if doc.get("found") and DELETED not in doc.get("fields", {})]
         return self._texts(found, schema)
 

@@ -12,8 +12,9 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_va
 from cdc.errors import ConfigError
 from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
-from cdc.settings.models import StoreOptions, StoreTables, TableOptions
+from cdc.settings.models import StoreOptions
 from cdc.settings.strict import Strict
+from cdc.settings.tableoptions import StoreTables, TableOptions
 from sinks.search import placement, settings, wishes
 from sinks.search.wire import Address
 

@@ -34,9 +34,10 @@ from cdc.spark.queries import run_followers
 from cdc.state.lease import Lease
 from cdc.state.status import FollowerStatus, read_follower
 from sinks import make_sink, memory, options_model, warehouse
+from sinks.heldlog import HeldLog
 from sinks.sparksession import use_session
 from tests.contract.rows import ORDERS
-from tests.integration.spark.traffic import Traffic, assert_equal, held
+from tests.integration.spark.traffic import Traffic, assert_equal, expected, held
 
 pytestmark = pytest.mark.spark
 
@@ -507,3 +508,46 @@ def test_kill_9_in_the_middle_of_traffic_loses_and_doubles_nothing(traffic: Traf
         assert sink.applied() != ZERO_CUT
         assert_equal(sink, traffic.folder)
     assert held(opened("house", stores["house"], traffic), ORDERS)
+
+
+def test_workers_and_driver_call_the_same_function(
+    traffic: Traffic, tmp_path: Path, opensearch: Any, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large range goes to Spark's workers, the small ones after it stay in the driver."""
+    module = tmp_path / f"rows_{uuid.uuid4().hex[:8]}.py"
+    module.write_text(
+        "import os\nimport pyarrow as pa\n\n\ndef named(rows):\n"
+        f"    name = 'driver' if os.getpid() == {os.getpid()} else 'worker'\n"
+        f"    open(os.path.join({str(tmp_path)!r}, name), 'w').close()\n"
+        "    at = rows.schema.get_field_index('note')\n"
+        "    return rows.set_column(at, 'note', pa.array(['hidden'] * len(rows), pa.utf8()))\n"
+    )
+    spark.sparkContext.addPyFile(str(module))  # as if it were installed
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = {"select": ["public.orders"], "public.orders": {"transform": f"{module.stem}:named", "transform_columns": ["note"]}}
+    options = options_model("opensearch").model_validate(
+        {"kind": "opensearch", "url": opensearch.url, "workers_from_rows": 500, "tables": said}
+    )
+    shipped: list[Any] = []
+    real = applying.outcome_of
+    monkeypatch.setattr(ranges, "outcome_of", lambda results: shipped.append(results) or real(results))
+    traffic.truncates = False
+    traffic.bulk(3_000)
+    following = Following(traffic, tmp_path / "run", {"search": options}, until_caught_up=True)
+    assert following.answer() == 0
+    assert shipped
+    assert (tmp_path / "worker").exists()
+    traffic.transactions(5)
+    following = Following(traffic, tmp_path / "again", {"search": options}, until_caught_up=True)
+    assert following.answer() == 0
+    assert (tmp_path / "driver").exists()
+    with closing(make_sink("search", options)) as sink, closing(EmbeddedLogReader(traffic.folder)) as reader:
+        log = HeldLog(reader, "search", options)
+        sink.open(log)
+        log.settle(sink)
+        sink.make_visible()
+        [topic] = [one for one in log.topics() if one.name == "public.orders"]
+        found = [row for part in sink.scan(topic.schema) for row in part.to_pylist()]
+    wanted = [row["id"] for row in held(expected(traffic.folder), ORDERS)]
+    assert sorted(row["id"] for row in found) == sorted(wanted)
+    assert {row["note"] for row in found} == {"hidden"}

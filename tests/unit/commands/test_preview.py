@@ -182,6 +182,39 @@ def test_the_page_shows_rows_in_several_indices(tmp_path: Path) -> None:
     assert "public.orders has no column aera" in str(wrong.exception)
 
 
+PEOPLE = Table(
+    16803,
+    "public",
+    "people",
+    (
+        Column("id", INT8, key=True, attnum=1),
+        Column("name", TEXT, attnum=2),
+        Column("email", TEXT, attnum=3),
+        Column("phone", TEXT, attnum=4),
+    ),
+)
+
+
+def test_the_page_shows_a_function_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = PAGE.partition("## May I change values with Python?")[2].partition("\n## ")[0]
+    [said], [code] = (re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL) for kind in ("toml", "python"))
+    options = tomllib.loads(said)["stores"]["search"]["tables"]["public.people"]
+    assert options.keys() == {"transform", "transform_columns", "transform_version"}
+    path = tmp_path / code.partition("\n")[0].removeprefix("# ")
+    path.parent.mkdir()
+    path.write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    writer = EmbeddedLogWriter(tmp_path / "log")
+    writer.append(batch(PEOPLE, [(Op.INSERT, 1, {"id": "7", "name": "Ada", "email": "ada@example.org", "phone": "4942"})]))
+    writer.commit(Lsn(10), 1)
+    writer.close()
+    config = tmp_path / "cdc.toml"
+    config.write_text(f'[source]\ndsn = "host=h"\n[log]\ndir = "log"\n{STORES}{said}')
+    command, _, printed = re.findall(r"```console\n\$ cdc preview (.*?)```", section, re.DOTALL)[0].partition("\n")
+    shown = CliRunner().invoke(app, ["--config", str(config), "preview", *command.split()])
+    assert (shown.exit_code, shown.stdout) == (0, printed), shown.output
+
+
 def test_every_kind_shows_its_own(preview: Callable[..., Result]) -> None:
     found = {}
     for store in ("search", "cache", "hashes", "lake", "lines"):
