@@ -120,7 +120,7 @@ def refuse_unknown(settings: Settings) -> None:
 def _mistaken(settings: Settings, found: Sequence[CatalogTable]) -> Iterator[ConfigError]:
     """Finds what is wrong with the stores' tables; nothing where no table is captured, which is said elsewhere."""
     captured = _captured(found, settings.source.tables)
-    return mistaken(settings.stores, [*captured, *_logged(settings)]) if captured else iter(())
+    return mistaken(settings.stores, [*captured, *_logged(settings)], settings.outbox) if captured else iter(())
 
 
 def _check_contracts(settings: Settings, found: Sequence[CatalogTable]) -> None:

@@ -16,7 +16,8 @@ from cdc.errors import HeadwaterError, LogCorrupt
 from cdc.log.contract import LogTiering, LogWriter
 from cdc.log.home import open_reader, tiering_of
 from cdc.replay.place import cut_before_time
-from cdc.settings.models import Settings, Tier
+from cdc.settings.models import Settings
+from cdc.settings.tier import Tier
 
 SWEEP_S: Final = 3600.0
 GIVE_UP: Final = 2

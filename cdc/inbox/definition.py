@@ -18,7 +18,6 @@ utf8, ``cdc.type`` = jsonb     jsonb               no: one value has many texts
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +28,7 @@ import pyarrow as pa
 from cdc.model import pgtypes
 from cdc.model.batch import reserved_column
 from cdc.model.pgtypes import arrow_type
-from cdc.model.table import DERIVED_OID, Column, Table
+from cdc.model.table import Column, Table, derived_number
 
 MAX_COLUMNS: Final = 1600
 MAX_COLUMN_BYTES: Final = 63
@@ -80,15 +79,10 @@ def table_for(topic: str, fields: Sequence[pa.Field], key: Sequence[str]) -> Tab
             raise ValueError(f"a column's name is 1 to {MAX_COLUMN_BYTES} bytes of printable text")
     if not key or len(set(key)) != len(key) or not set(key) <= set(names):
         raise ValueError("the key does not name columns, each once")
-    table = Table(_number(topic), schema, name, tuple(_column(field, field.name in key) for field in fields))
+    table = Table(derived_number(topic), schema, name, tuple(_column(field, field.name in key) for field in fields))
     if (reserved := reserved_column(table)) is not None:
         raise ValueError(f"column {reserved} has a name that Headwater uses itself")
     return table
-
-
-def _number(topic: str) -> int:
-    """The same for the same topic, and never one of Postgres's."""
-    return DERIVED_OID + int.from_bytes(hashlib.blake2b(topic.encode(), digest_size=4).digest(), "big")
 
 
 def _column(field: pa.Field, key: bool) -> Column:

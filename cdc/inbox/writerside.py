@@ -67,8 +67,8 @@ def check_names(log: LogReader, tables: Sequence[str]) -> None:
 
 class Inbox:
     """One for the process that writes the log. ``log``: the log's folder. ``source``: the source's
-    name as a producer. ``tables``: the patterns that select the source's tables, whose names no
-    other producer's topic may have.
+    name as a producer. ``tables``: the patterns of the names that topics of capture's own have, or
+    may get; no other producer's may have one.
     """
 
     def __init__(
@@ -199,7 +199,9 @@ class Inbox:
         if table is None:
             return None
         if matches(self._tables, table):
-            raise GroupRefused(f"source.tables selects {table.qualified}; a topic of another producer has a name that it does not")
+            raise GroupRefused(
+                f"{table.qualified} is the name of a topic that capture brings (source.tables, outbox.topic); choose another"
+            )
         known, owner = self._topics().get(table.qualified, (None, producer))
         if owner != producer:
             raise GroupRefused(f"topic {table.qualified} is brought by {owner}")

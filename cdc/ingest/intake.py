@@ -15,6 +15,7 @@ from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
 from cdc.errors import LogAway, PositionGone
 from cdc.inbox.writerside import Inbox
+from cdc.ingest.events import Events
 from cdc.ingest.ports import Gauge
 from cdc.log.contract import LogReader, LogWriter, captured
 from cdc.log.home import open_reader
@@ -36,6 +37,8 @@ class Intake:
     clock: Clock = MACHINE
     inbox: Inbox | None = None
     """What other producers hand over."""
+    events: Events | None = None
+    """Makes events of the rows of the outbox table, where there is one."""
 
     def serve_inbox(self) -> bool:
         """Takes at most one group of another producer's into the log, between two of the source's; returns whether there may be more. Raises as the
@@ -90,6 +93,8 @@ class Intake:
     def back_to_durable(self) -> None:
         """Forgets what a stream has brought since the last commit. Raises what the snapshot has failed with meanwhile."""
         self.writer.rollback()
+        if self.events is not None:
+            self.events.reset()
         self.memory.rollback()
         self.feed.reset()
         self.feed.check()

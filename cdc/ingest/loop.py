@@ -123,6 +123,7 @@ class Ingest:
             self._feed.read_again(oid, joined=joined)
         for batch in group.batches:
             self._writer.append(batch)
+        self._append_events(group.batches)
         if not group.complete:
             return
         crashpoint("ingest.group.appended")
@@ -134,15 +135,21 @@ class Ingest:
         if chunk and table_of(chunk[0].schema).oid in self._decoder.schema.passed_over:
             chunk = []  # the stream does not know yet that it can be captured again, and lets it be read again when it does
         if chunk is not None:
-            for batch in place([*self._entering(chunk), *chunk], self._writer.next_position, end_lsn, commit_ts_us):
+            entered = place([*self._entering(chunk), *chunk], self._writer.next_position, end_lsn, commit_ts_us)
+            for batch in entered:
                 self._writer.append(batch)
                 self._intake.memory.learn(batch)
+            self._append_events(entered)
         elif self._writer.next_position == self._writer.head.position + 1:
             # Nothing of ours in these transactions (the watermark is somebody else's): as good as a keepalive.
             self._idle.passed(end_lsn)
             self._gauge.status.received_lsn = max(self._gauge.status.received_lsn, end_lsn)
             return
         self._commit(end_lsn, commit_ts_us)
+
+    def _append_events(self, batches: Sequence[pa.RecordBatch]) -> None:
+        if self._intake.events is not None:
+            self._intake.events.append(batches)
 
     def _check_continuity(self, sent_lsn: int) -> None:
         if self._continuity is None:
@@ -168,6 +175,8 @@ class Ingest:
             self._gauge.lack()
         cut = self._writer.commit(Lsn(lsn), commit_ts_us)
         crashpoint("ingest.commit.durable")
+        if self._intake.events is not None:
+            self._intake.events.committed()
         self._intake.memory.commit(cut.position)
         crashpoint("ingest.commit.remembered")
         self._feed.on_durable(cut)

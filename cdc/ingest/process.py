@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,8 @@ from cdc.diskspace import FULL, GOES_ON, described
 from cdc.errors import HeadwaterError, ProtocolError, SourceError, SourceUnreachable, Stopped, StopState
 from cdc.inbox.writerside import Inbox, check_names
 from cdc.ingest.definitions import Evolving
+from cdc.ingest.eventremoval import EventRemoval, removal_for
+from cdc.ingest.events import Events, check_topics
 from cdc.ingest.intake import Intake
 from cdc.ingest.loggedtables import LoggedTables
 from cdc.ingest.meter import Meter
@@ -74,6 +77,8 @@ def run_capture(
     with closing(open_writer(settings.log.dir, segment_bytes=settings.log.segment_bytes, source=settings.source.name)) as unguarded:
         with closing(open_reader(settings.log.dir)) as log:
             check_names(log, settings.source.tables)
+            if settings.outbox is not None:
+                check_topics(log, settings.outbox)
             protection = protection_of(settings, log, remember=True)
         writer = ProtectedWriter(unguarded, protection.protect)
         progress = SnapshotProgress(settings.log.dir)
@@ -87,10 +92,12 @@ def run_capture(
         compaction = None if upkeep is None else Compaction(settings, upkeep, stop, in_force=now_in_force)
         lookups = Keeping(settings, stop, in_force=now_in_force)
         states = StateKeeping(settings, stop, in_force=now_in_force)
-        beside = [part for part in (compaction, tiering_for(settings, unguarded, stop), lookups, states) if part is not None]
+        keeping = [part for part in (compaction, tiering_for(settings, unguarded, stop), lookups, states) if part is not None]
+        removal = removal_for(settings, stop)
+        beside = [*keeping, *([removal] if removal is not None else [])]
 
         def log_alarm() -> str | None:
-            alarms = (part.alarm() for part in beside)
+            alarms = (part.alarm() for part in keeping)
             return unguarded.alarm() or next((alarm for alarm in alarms if alarm), None)
 
         meter = Meter(settings.run_dir, settings.source.slot, progress, log_alarm=log_alarm)
@@ -101,14 +108,16 @@ def run_capture(
         state, problem = "exited", None
         try:
             with closing(ToastMemory(settings.log.dir / "toast.db", protection.kept_back)) as memory:
-                inbox = Inbox(
-                    settings.log.dir, writer, settings.run_dir, source=settings.source.name, tables=settings.source.tables
+                taken = (*settings.source.tables, *((settings.outbox.topics,) if settings.outbox else ()))
+                inbox = Inbox(settings.log.dir, writer, settings.run_dir, source=settings.source.name, tables=taken)
+                events = (
+                    None if settings.outbox is None else Events(settings.outbox, writer, partial(open_reader, settings.log.dir))
                 )
-                intake = Intake(settings.log.dir, writer, memory, SnapshotFeed(progress), meter, inbox=inbox)
+                intake = Intake(settings.log.dir, writer, memory, SnapshotFeed(progress), meter, inbox=inbox, events=events)
                 intake.catch_up()
                 for part in beside:
                     part.start()
-                _capture(settings, protection, intake, progress, meter, stop)
+                _capture(settings, protection, intake, progress, meter, stop, removal)
         except Stopped as stopped:
             state, problem, meter.status.stop = "stopped", stopped.line(), stopped.state
             raise
@@ -129,6 +138,7 @@ def _capture(
     progress: SnapshotProgress,
     meter: Meter,
     stop: threading.Event,
+    removal: EventRemoval | None,
 ) -> None:
     """Connects, streams, and connects again after a failure, until ``stop``."""
     writer, feed, clock = intake.writer, intake.feed, intake.clock
@@ -153,7 +163,7 @@ def _capture(
                     coordinator = SnapshotCoordinator(
                         settings.source, feed, progress, Requests(settings.log.dir), stop, refused=evolving.refused, logged=logged
                     )
-                    meter.tables = _Selected(evolving, coordinator, meter.status)
+                    meter.tables = _Selected(evolving, coordinator, meter.status, intake.events, removal)
                     coordinator.start()
                     watch.start()
                 _stream_once(settings.source, now, intake, evolving, stop, streaming=streaming)
@@ -241,6 +251,8 @@ class _Selected:
     evolving: Evolving
     coordinator: SnapshotCoordinator
     status: CaptureStatus
+    events: Events | None
+    removal: EventRemoval | None
 
     def loaded(self) -> bool:
         return self.coordinator.finished
@@ -252,10 +264,12 @@ class _Selected:
         refused = [f"table {one.table} is not captured: it {one.problem} → {one.hint}" for one in self.evolving.refused().values()]
         unread = [f"cannot be read: {problem.line()}" for problem in self.coordinator.unreadable]
         blind = self.evolving.blind() if self.status.error is None else None  # while the stream has a problem, its own words do
-        return sorted([*refused, *unread, *self.evolving.left_out(), *([blind] if blind else [])])
+        no_events = self.events.problems() if self.events is not None else []
+        return sorted([*refused, *unread, *no_events, *self.evolving.left_out(), *([blind] if blind else [])])
 
     def notes(self) -> Sequence[str]:
-        return self.evolving.notes()
+        stays = self.removal.alarm() if self.removal is not None else None
+        return [*self.evolving.notes(), *([stays] if stays else [])]
 
     def passed_over(self) -> Collection[int]:
         return self.evolving.refused()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
@@ -14,6 +15,11 @@ Identity = Literal["d", "n", "f", "i"]
 
 DERIVED_OID: Final = 2**32
 """From here on no OID is one of Postgres's: definitions of topics that the source does not bring have such a number."""
+
+
+def derived_number(topic: str) -> int:
+    """The number of such a topic: the same for the same name, and never one of Postgres's."""
+    return DERIVED_OID + int.from_bytes(hashlib.blake2b(topic.encode(), digest_size=4).digest(), "big")
 
 
 @dataclass(frozen=True, slots=True)

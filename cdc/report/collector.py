@@ -159,7 +159,7 @@ def _mistaken(settings: Settings, reader: LogReader, capture: CaptureReport | No
     """Finds what is wrong with the stores' tables, as far as it is known which tables are captured."""
     logged = [topic.table for topic in reader.topics()]
     read = [entry.table for entry in capture.snapshot] if capture is not None else []
-    return mistaken(settings.stores, [*logged, *read]) if logged or read else iter(())
+    return mistaken(settings.stores, [*logged, *read], settings.outbox) if logged or read else iter(())
 
 
 def _asked(log_dir: Path, *, runs: bool) -> tuple[Sequence[str], Sequence[str]]:

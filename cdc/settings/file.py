@@ -23,6 +23,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from cdc.errors import ConfigError, HeadwaterError
+from cdc.settings.implications import with_implied
 from cdc.settings.interpolation import holds_secret, interpolate
 from cdc.settings.models import Settings, StoreOptions
 from cdc.settings.refusals import refusals
@@ -79,7 +80,7 @@ def load(path: Path, options_model: Callable[[str], type[StoreOptions]], *, writ
         loading.problem(refusal.at, refusal.what, hint=refusal.hint)
     if loading.problems:
         raise SettingsError(loading.problems)
-    return settings.model_copy(update={"stores": options})
+    return with_implied(settings.model_copy(update={"stores": options}))
 
 
 class _LoadingFile:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc.errors import ConfigError
+from cdc.settings.implications import of_outbox
 from cdc.settings.models import ColumnPolicy, Http, Settings
 
 MIN_TOKEN_CHARS: Final = 16
@@ -32,6 +33,8 @@ def refusals(settings: Settings) -> Iterator[RefusedSetting]:
     key = settings.privacy.key
     yield from of_privacy(settings.source.columns, None if key is None else key.get_secret_value())
     yield from of_http(settings.http)
+    for what, hint in of_outbox(settings):
+        yield RefusedSetting(("outbox",), what, hint)
 
 
 def of_privacy(policies: Mapping[str, Mapping[str, ColumnPolicy]], secret: str | None) -> Iterator[RefusedSetting]:

@@ -9,20 +9,27 @@ from cdc.errors import ConfigError
 from cdc.model.selection import matches, named
 from cdc.model.table import Table
 from cdc.settings.models import StoreOptions
+from cdc.settings.outbox import Outbox
 
 
-def mistaken(stores: Mapping[str, StoreOptions], tables: Sequence[Table | str]) -> Iterator[ConfigError]:
+def mistaken(
+    stores: Mapping[str, StoreOptions], tables: Sequence[Table | str], outbox: Outbox | None = None
+) -> Iterator[ConfigError]:
     """For each pattern of a store that names one table, and none of these; and for each store whose patterns select none of these.
 
-    tables: those that are captured, or were and are in the log. A pattern with wildcards may wait for tables to come, but not all of them.
+    tables: those that are captured, or were and are in the log. A pattern with wildcards may wait for tables to come, but not all of them;
+    one of ``outbox``'s topics may be named before its first event.
     """
     names = [table if isinstance(table, str) else table.qualified for table in tables]
     for store, options in stores.items():
         key = f"stores.{store}.tables"
-        unknown = [one for one in named(options.tables) if not any(matches((one,), table) for table in tables)]
+        awaited = [one for one in options.tables if outbox is not None and one.partition(".")[0] == outbox.topic_schema]
+        unknown = [
+            one for one in named(options.tables) if one not in awaited and not any(matches((one,), table) for table in tables)
+        ]
         for pattern in unknown:
             yield ConfigError(f"{key}: no table {pattern} is captured", hint=_suggestion(pattern, names, key))
-        if not unknown and not any(matches(options.tables, table) for table in tables):
+        if not unknown and not awaited and not any(matches(options.tables, table) for table in tables):
             yield ConfigError(f"{key} selects no captured table ({', '.join(options.tables)})", hint=_suggestion("", names, key))
 
 

@@ -25,8 +25,9 @@ from cdc.settings.models import (
     StoreOptions,
     StoreTables,
     TableOptions,
-    Tier,
 )
+from cdc.settings.outbox import Outbox, OutboxColumns
+from cdc.settings.tier import Tier
 from sinks import FOR_TESTS, KINDS, options_model
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -35,6 +36,8 @@ SECTIONS: Final[tuple[tuple[str, type[BaseModel]], ...]] = (
     ("log", Log),
     ("log.tier", Tier),
     ('log.tables."schema.table"', LogTable),
+    ("outbox", Outbox),
+    ("outbox.columns", OutboxColumns),
     ("http", Http),
     ("audit", Audit),
     ("privacy", Privacy),
@@ -114,7 +117,7 @@ def _default(field: FieldInfo) -> str:
         return "has to be given"
     if isinstance(value, StoreTables):
         value = value.select
-    if value is None or value == {}:
+    if value is None or value == {} or isinstance(value, BaseModel):
         return ""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"

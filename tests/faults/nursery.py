@@ -184,16 +184,21 @@ def supervise(job: Job) -> int:
 
 
 def settings_of(job: Job) -> Any:
+    from cdc.settings.implications import with_implied
     from cdc.settings.models import Log, Settings, Source
+    from cdc.settings.outbox import Outbox
     from sinks import options_model
 
     folder = Path(job["folder"])
     stores = {name: options_model(given["kind"]).model_validate(given) for name, given in job.get("stores", {}).items()}
-    return Settings(
-        source=Source(**job["source"]),
-        log=Log(dir=folder / "log", **job.get("log_options", {"segment_bytes": job.get("segment_bytes", 1 << 20)})),
-        stores=stores,
-        run_dir=folder / "run",
+    return with_implied(
+        Settings(
+            source=Source(**job["source"]),
+            outbox=Outbox(**job["outbox"]) if "outbox" in job else None,
+            log=Log(dir=folder / "log", **job.get("log_options", {"segment_bytes": job.get("segment_bytes", 1 << 20)})),
+            stores=stores,
+            run_dir=folder / "run",
+        )
     )
 
 

@@ -32,6 +32,7 @@ ROOMS: Final = {
     "lookup": ("lookup",),
     "states": ("states",),
     "generations": ("generations",),
+    "outbox": ("outbox",),
 }  # fmt: skip
 """Where the points of which first word are reached: the test module's scenario → first words."""
 

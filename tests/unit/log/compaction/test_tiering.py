@@ -24,7 +24,8 @@ from cdc.log.embedded.segment import SegmentPlace
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.memory import MemoryLog, MemoryWriter
 from cdc.model.position import Lsn, Position
-from cdc.settings.models import Log, Settings, Source, Tier
+from cdc.settings.models import Log, Settings, Source
+from cdc.settings.tier import Tier
 from tests.unit.log.compaction.test_merge import SEGMENT_BYTES
 from tests.unit.log.compaction.test_power_loss import Course, compact_some, everything_is_there
 from tests.unit.log.compaction.test_worker import grown

@@ -1,0 +1,99 @@
+"""``[outbox]``: a table into which services write events in their own transactions, and what becomes of its rows."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pydantic import field_validator, model_validator
+
+from cdc.settings.strict import Strict
+
+ROUTE: Final = "{route}"
+_TOPIC: Final = re.compile(r"([a-z_][a-z0-9_]{0,31})\.([a-z0-9_]{0,31})\{route\}")
+
+
+class OutboxColumns(Strict):
+    """``[outbox.columns]``: the table's columns by name. Left out, they are Debezium's."""
+
+    id: str = "id"
+    """The event's id, which is the table's key."""
+    route: str = "aggregatetype"
+    """The kind of thing that the event is about: it says into which topic the event goes."""
+    key: str = "aggregateid"
+    """The thing that the event is about. Events of one key keep their order."""
+    type: str = "type"
+    """The kind of event."""
+    payload: str = "payload"
+    """The event itself: `jsonb`, `json`, `text` or `bytea`."""
+    headers: str = "headers"
+    """A JSON object of text beside the payload. A table may have no such column; `""`: none is taken for it."""
+    time: str = "created_at"
+    """When the event was written. A table may have no such column; `""`: none is taken for it."""
+
+    @model_validator(mode="after")
+    def _are_different_columns(self) -> OutboxColumns:
+        names = {field: getattr(self, field) for field in type(self).model_fields}
+        for field, name in names.items():
+            if not name and field not in ("headers", "time"):
+                raise ValueError(f"{field} is empty")
+            if name and list(names.values()).count(name) > 1:
+                raise ValueError(f"column {name} cannot be two things at once")
+        return self
+
+
+class Outbox(Strict):
+    table: str = "public.outbox"
+    """The table, as `schema.table`."""
+    columns: OutboxColumns = OutboxColumns()
+    """The names of its columns."""
+    topic: str = "outbox.{route}"
+    """The topic of an event: `{route}` is the text of the column `route`, whose case is kept."""
+    remove: bool = True
+    """A row is deleted from the table once its event is durable in the log, which takes the right to delete rows there. `false`: rows stay, until
+    you delete them."""
+
+    @field_validator("table")
+    @classmethod
+    def _is_a_tables_name(cls, table: str) -> str:
+        schema, dot, name = table.partition(".")
+        if not (schema and dot and name):
+            raise ValueError("not a table; write schema.table, such as public.outbox")
+        return table
+
+    @field_validator("topic")
+    @classmethod
+    def _has_a_route(cls, topic: str) -> str:
+        if _TOPIC.fullmatch(topic) is None:
+            raise ValueError(
+                'not the name of topics; write schema.{route}, such as "outbox.{route}", in small letters, digits and _'
+            )
+        return topic
+
+    @model_validator(mode="after")
+    def _topics_are_apart(self) -> Outbox:
+        if self.parts[0] == self.topic_schema:
+            raise ValueError(
+                f'the table and the events\' topics are both in schema {self.topic_schema}; write another topic, such as "events.{ROUTE}"'
+            )
+        return self
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """The table's schema and name."""
+        schema, _, name = self.table.partition(".")
+        return schema, name
+
+    @property
+    def topic_schema(self) -> str:
+        """The first part of every event topic's name."""
+        return self.topic.partition(".")[0]
+
+    @property
+    def topics(self) -> str:
+        """The pattern that selects the event topics."""
+        return self.topic.replace(ROUTE, "*")
+
+    def topic_name(self, route: str) -> str:
+        """The second part of the topic's name of events of this route."""
+        return self.topic.partition(".")[2].replace(ROUTE, route)
