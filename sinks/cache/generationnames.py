@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sinks.cache.ledger import Projection
+from sinks.cache.lane import Lane
+from sinks.cache.ledger import OF_LANE, Projection
 
 FIRST: Final = 1
 _PREFIX: Final = re.compile(r"g([1-9][0-9]{0,8}):")
@@ -20,10 +21,14 @@ _PREFIX: Final = re.compile(r"g([1-9][0-9]{0,8}):")
 class CacheGenerationNames:
     store: str
     number: int = FIRST
+    lane: Lane | None = None
+    """Of a store that is divided, whose only generation is the first."""
 
     @property
     def owner(self) -> str:
-        """The store that its ledger and its dead letters are said to be of. No store's name has an @ in it."""
+        """The store that its ledger and its dead letters are said to be of. No store's name has an @ or a / in it."""
+        if self.lane is not None:
+            return f"{self.store}{OF_LANE}{self.lane.number}"
         return self.store if self.number == FIRST else f"{self.store}@{self.number}"
 
     @property
@@ -33,7 +38,7 @@ class CacheGenerationNames:
     def projection(self, given: Projection) -> Projection:
         """How rows become this generation's keys and values. ``given``: as the configuration says it."""
         rules = tuple(one if one.key is None else replace(one, key=self.prefix + one.key) for one in given.tables)
-        return replace(given, key=self.prefix + given.key, tables=rules)
+        return replace(given, key=self.prefix + given.key, tables=rules, lane=self.lane)
 
     def of(self, prefix: str) -> CacheGenerationNames:
         """The generation with this prefix; the first for any other text."""
