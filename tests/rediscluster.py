@@ -122,7 +122,7 @@ class RedisCluster:
                 return next(node for node in self.nodes if node.port == port)
         raise LookupError(f"slot {slot} has no primary")
 
-    def keys(self) -> dict[str, Node]:
+    def places(self) -> dict[str, Node]:
         """Every key, and where it is."""
         return {key.decode(): node for node in self.primaries() for key in node.ask("KEYS", "*")}
 
