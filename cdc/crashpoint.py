@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ class CrashKind(StrEnum):
     """OSError (EIO), once."""
     HANG = "hang"
     """The thread goes no further until the process is killed."""
+    STOP = "stop"
+    """The whole process sleeps (SIGSTOP) until somebody wakes it up: it goes on as if nothing had happened."""
 
 
 class Points(Protocol):
@@ -88,6 +91,8 @@ class Armed:
             case CrashKind.HANG:
                 while True:
                     time.sleep(3600)
+            case CrashKind.STOP:
+                os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _of_environment() -> Armed | None:

@@ -154,8 +154,10 @@ class TakenChanges:
 class Letters:
     """One writer's knowledge of its store's letters, by id and by key."""
 
-    def __init__(self, store: str, found: Iterable[Letter] = ()) -> None:
+    def __init__(self, store: str, found: Iterable[Letter] = (), beside: Callable[[], int] = lambda: 0) -> None:
+        """``beside``: how many more the store has elsewhere that nobody has accepted."""
         self._store = store
+        self._beside = beside
         self.by_id: dict[str, Letter] = {one.id: one for one in found}
         self._all: tuple[Letter, ...] | None = None
 
@@ -225,7 +227,12 @@ class Letters:
     @property
     def room(self) -> int:
         """How many more there may be; negative where there are too many."""
-        return LETTERS_MAX - sum(one.state is not LetterState.ACCEPTED for one in self.by_id.values())
+        return LETTERS_MAX - self.unaccepted - self._beside()
+
+    @property
+    def unaccepted(self) -> int:
+        """How many there are that nobody has accepted."""
+        return sum(one.state is not LetterState.ACCEPTED for one in self.by_id.values())
 
     def fitting(self, fresh: Sequence[Letter]) -> Sequence[Letter]:
         """Those of them, from the first on, that a store may have beside the others."""

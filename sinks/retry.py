@@ -34,6 +34,8 @@ def down(store: str, where: str, kind: str) -> StoreError:
     )
 
 
+_CLUSTER: Final = "this is a node of a Redis Cluster: set `lanes`, or use a server that is not in cluster mode"
+
 # Redis: the error code that starts the server's answer → (worth waiting, what to do).
 _REDIS: Final[Mapping[str, tuple[bool, str]]] = {
     "OOM": (True, "raise maxmemory: the cache is full, and the policy noeviction rightly refuses to drop rows"),
@@ -47,9 +49,9 @@ _REDIS: Final[Mapping[str, tuple[bool, str]]] = {
     "EXECABORT": (True, "see the server's log: it has not carried out a transaction"),
     "TRYAGAIN": (True, "wait until the cluster has settled"),
     "CLUSTERDOWN": (True, "wait until the cluster is up"),
-    "MOVED": (False, "use a server that is not in cluster mode"),
-    "ASK": (False, "use a server that is not in cluster mode"),
-    "CROSSSLOT": (False, "use a server that is not in cluster mode"),
+    "MOVED": (False, _CLUSTER),
+    "ASK": (False, _CLUSTER),
+    "CROSSSLOT": (False, _CLUSTER),
     "NOAUTH": (False, "set `username` and `password`, or put them into `url`"),
     "WRONGPASS": (False, "correct `username` and `password`"),
     "NOPERM": (False, "grant the user +@read +@write +@transaction +info and all keys of the store"),
@@ -68,6 +70,15 @@ def redis_error(store: str, code: str, *, rotating: bool = False, again: bool = 
     if rotating and code in ("NOAUTH", "WRONGPASS"):
         retryable, hint = True, _ROTATING
     return StoreError(f"store {store}: the server answers {code}", retryable=retryable, hint=hint)
+
+
+def slot_moving(store: str, code: str) -> StoreError:
+    """A node of a Redis Cluster says that another one has a slot, or will have it in a moment."""
+    return StoreError(
+        f"store {store}: the server answers {code}: the cluster is moving a slot, or has moved it",
+        retryable=True,
+        hint="wait until it stands still; which server has the slot is asked again",
+    )
 
 
 class Fate(IntEnum):

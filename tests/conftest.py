@@ -34,6 +34,7 @@ from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import NEWEST, VOLATILE, Postgres, installations
 from cdc.embedded.processes import free_port as _free_port
 from cdc.embedded.valkey import Valkey
+from tests.rediscluster import RedisCluster
 
 SEED_VARIABLE = "HEADWATER_SEED"
 # Every process that the tests start inherits this mark, by which the last check finds those that are left.
@@ -334,6 +335,34 @@ def valkey(_valkey_server: Valkey) -> Cache:
         client.flushall()
         client.script_flush()
     return cache
+
+
+@pytest.fixture(scope="session")
+def _redis_cluster(server_folder: Path) -> Iterator[RedisCluster]:
+    cluster = RedisCluster(server_folder / "cluster")
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def redis_cluster(_redis_cluster: RedisCluster) -> RedisCluster:
+    """The session's, empty when the test starts."""
+    _redis_cluster.flush()
+    return _redis_cluster
+
+
+@pytest.fixture
+def private_cluster(server_folder: Path) -> Iterator[RedisCluster]:
+    """One of the test's own, whose slots it may move and whose nodes it may take down."""
+    cluster = RedisCluster(server_folder / f"cluster-{uuid.uuid4().hex[:8]}")
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
 
 
 @pytest.fixture

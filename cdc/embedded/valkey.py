@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from cdc.embedded import EmbeddedError
@@ -30,8 +31,10 @@ def server_binary() -> Path:
 class Valkey(EmbeddedServer):
     """One server over one folder; every write is in its append-only file, so it survives a kill."""
 
-    def __init__(self, folder: Path, *, port: int | None = None) -> None:
+    def __init__(self, folder: Path, *, port: int | None = None, options: Sequence[str | Path] = ()) -> None:
+        """``options``: of the server's command line, after our own."""
         super().__init__(folder)
+        self._options = options
         self.port = port or free_port()
         self._port_is_ours_to_choose = port is None
 
@@ -56,7 +59,7 @@ class Valkey(EmbeddedServer):
             with self.log.open("wb"):
                 pass
             argv: list[str | Path] = [server_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.folder]
-            argv += ["--appendonly", "yes", "--save", "", "--daemonize", "no"]
+            argv += ["--appendonly", "yes", "--save", "", "--daemonize", "no", *self._options]
             self._process = spawn(argv, log=self.log)
             try:
                 wait_until(self._is_ready, self._process, what="Valkey", log=self.log)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
 from cdc.errors import HeadwaterError, LogReplaced, Stopped, StopState, StoreError
 from cdc.follow.apply import StoreWriter
+from cdc.follow.leasehold import LeaseHold, TakeLease
 from cdc.follow.letters import Deciding
 from cdc.follow.rebuild import Rebuilding
 from cdc.follow.reporter import Show, written
@@ -19,7 +20,7 @@ from cdc.log.contract import COMES_WITH_CAPTURE, selected
 from cdc.model.position import Cut
 from cdc.settings.models import StoreOptions
 from cdc.state import rebuilds
-from cdc.state.lease import Lease, LeaseHeld
+from cdc.state.lease import LeaseHeld, take
 from sinks import make_sink
 from sinks.contract import EpochPassed, Sink
 from sinks.deadletters import Letter, LetterBox, box_of
@@ -28,30 +29,17 @@ from sinks.heldlog import HeldLog
 Done = TypeVar("Done")
 
 
-class StoreLease(Protocol):
-    """The right to write to a store (``cdc.state.lease.Lease``)."""
-
-    epoch: int
-
-    @property
-    def ours(self) -> bool: ...
-
-    def raise_above(self, epoch: int) -> int: ...
-
-    def close(self) -> None: ...
-
-
 def _of_its_kind(store: str, options: StoreOptions) -> Sink:
     return make_sink(store, options)
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """A follower's surroundings, beside its log. ``lease``: takes one, in the log's folder, for the store; raises LeaseHeld, OSError."""
+    """A follower's surroundings, beside its log. ``lease``: as ``cdc.state.lease.take``."""
 
     clock: Clock = MACHINE
     sink: Callable[[str, StoreOptions], Sink] = _of_its_kind
-    lease: Callable[[Path, str], StoreLease] = Lease
+    lease: TakeLease = take
     show: Show = written
     """Shows others how the follower stands."""
 
@@ -73,14 +61,11 @@ class Opening:
         """Rises each time that the store is opened: what others knew of it before no longer counts."""
         self._store = store
         self._options = options
-        self._log_dir = log_dir
         self._reader = reader
         self._run_dir = run_dir
         self._ports = ports
         self._rebuilding = rebuilding
-        self._lease: StoreLease | None = None
-        self._outdone = False
-        """A later writer was met under this lease."""
+        self.lease = LeaseHold(store, log_dir, ports.lease, ports.clock)
         self.is_open = False
         self.history: str | None = None
         """The log's, when the store was opened."""
@@ -106,33 +91,17 @@ class Opening:
             self.number += 1  # so that workers read them again
 
     @property
-    def epoch(self) -> int:
-        """The lease's, which must have been taken."""
-        assert self._lease is not None
-        return self._lease.epoch
-
-    @property
     def writer(self) -> StoreWriter:
         """As whom Spark's workers write to the store while it is open."""
-        return StoreWriter(self._log_dir, self.epoch, self.number, self.history)
-
-    def take_lease(self) -> None:
-        """Raises LeaseHeld when another process follows this store, StoreError when the log's folder cannot be written."""
-        if self._lease is not None and self._lease.ours:
-            return
-        self.release()
-        try:
-            self._lease = self._ports.lease(self._log_dir, self._store)
-        except OSError as error:
-            raise StoreError(
-                f"the lease on store {self._store} in {self._log_dir} cannot be taken: {error.strerror}", retryable=True
-            ) from error
+        return StoreWriter(self.lease.log_dir, self.lease.epoch, self.number, self.history)
 
     def check(self) -> None:
-        """Raises LogReplaced when the log's folder was: what is being read may be the one that was there before."""
-        if self._lease is None or not self._lease.ours:
+        """Raises LogReplaced when the log's folder was: what is being read may be the one that was there before; LeaseLost."""
+        try:
+            self.lease.check()
+        except LogReplaced:
             self._reader.close()  # it opens what stands there now
-            raise LogReplaced(self._log_dir)
+            raise
 
     def outdated(self) -> bool:
         """Whether the log has begun another history since the store was opened, or raised a floor: its marks have to be compared with that."""
@@ -141,25 +110,25 @@ class Opening:
 
     def open(self) -> Cut:
         """Returns from where the store is to be brought on, once it was built again where that was asked for, or built because it holds nothing and
-        that is much less than all changes. Raises StoreError, Stopped, ConfigError, ChangeWaits."""
+        that is much less than all changes. Raises StoreError, Stopped, ConfigError, ChangeWaits, LeaseLost."""
         try:
-            self.take_lease()
+            self.lease.take()
         except LeaseHeld as error:
             raise StoreError(str(error), retryable=True, hint=error.hint) from error
         lineage = self._reader.lineage()
         if lineage is None:
             raise StoreError(
-                f"there is no log in {self._log_dir} yet",
+                f"there is no log in {self.lease.log_dir} yet",
                 retryable=True,
                 hint=COMES_WITH_CAPTURE,
             )
         asked = rebuilds.requested(self._run_dir, self._store)
         self._reader.forget()
         if asked is not None:
-            self._above_others(lambda: self._rebuilding.carry_out(self.sink, self.epoch))
+            self._above_others(lambda: self._rebuilding.carry_out(self.sink, self.lease.epoch))
             crashpoint("rebuild.written")
             self._reader.forget()
-        applied = self._above_others(lambda: self.sink.open(self._reader, self.epoch))
+        applied = self._above_others(lambda: self.sink.open(self._reader, self.lease.epoch))
         if self._reader.lineage() != lineage:
             self.sink.close()
             raise StoreError(f"store {self._store}: the log has begun another history: it is opened again", retryable=True)
@@ -191,33 +160,13 @@ class Opening:
             self.is_open = False
             self.sink.close()
 
-    def release(self) -> None:
-        if self._lease is not None:
-            self._lease.close()
-            self._lease = None
-            self._outdone = False
-
     def _above_others(self, work: Callable[[], Done]) -> Done:
         """Does it as the latest writer."""
         try:
             return work()
         except EpochPassed as passed:
-            self._go_above(passed.seen)
+            self.lease.go_above(passed.seen)
         return work()
-
-    def _go_above(self, seen: int) -> None:
-        """A store may have seen higher epochs than the log's folder knows of, which was restored. Once: one that is outdone again has a living rival."""
-        assert self._lease is not None
-        if not self._lease.ours:
-            raise StoreError(f"store {self._store} was taken over, and the lease on it is another process's", retryable=True)
-        if self._outdone:
-            raise Stopped(
-                StopState.OTHER_LOG,
-                f"store {self._store} is written by another service too, which follows a copy of this log",
-                hint=f"stop one of the two, then cdc resume {StopState.OTHER_LOG}",
-            )
-        self._lease.raise_above(seen)
-        self._outdone = True
 
     def _refuse_what_the_log_lacks(self, applied: Cut) -> None:
         held = max([applied.position, *(self.sink.held(topic) for topic in self._topics())])

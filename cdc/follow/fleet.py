@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,13 +15,14 @@ from typing import Any, Protocol
 
 import structlog
 
-from cdc.errors import StopState
+from cdc.errors import StopState, StoreError
 from cdc.follow.access import Ports
 from cdc.follow.follower import Follower
 from cdc.follow.storelog import StoreLog
 from cdc.log.contract import LogReader
 from cdc.settings.models import Contract, StoreOptions
 from cdc.state import status, stops
+from cdc.state.lease import LeaseHeld
 from cdc.state.strangers import forget
 
 
@@ -46,6 +48,8 @@ class _Standing:
     halt: threading.Event
     lines: StoreLog
     leaving: bool = False
+    waits: bool = False
+    """Another process follows the store: this one stands by, and takes its place once that is gone, or stands still."""
 
     def leave(self) -> None:
         self.leaving = True
@@ -71,7 +75,10 @@ class Fleet:
 
     @property
     def followers(self) -> Iterator[Follower]:
-        return (one.follower for one in self._stores.values())
+        return (one.follower for one in self._followed())
+
+    def _followed(self) -> Iterator[_Standing]:
+        return (one for one in list(self._stores.values()) if not one.waits)
 
     @property
     def stopped(self) -> bool:
@@ -80,8 +87,9 @@ class Fleet:
             store in self._left_out or (store in self._stores and self._halted(self._stores[store])) for store in self._wanted
         )
 
-    def begin(self, wanted: Mapping[str, StoreOptions]) -> None:
-        """Raises HeadwaterError when another process follows one of them, or every one is in a stop state; then nothing was begun."""
+    def begin(self, wanted: Mapping[str, StoreOptions], *, stand_by: bool = True) -> None:
+        """``stand_by``: for the stores that another process follows. Raises HeadwaterError otherwise when there is one, or when every store is in a stop
+        state; then nothing was begun."""
         self._wanted = wanted
         running = [store for store in wanted if not self._leave_out(store)]
         if not running and self._left_out:
@@ -89,21 +97,38 @@ class Fleet:
             raise stop.error()
         made = {store: self._made(store) for store in running}
         try:
-            for one in made.values():
-                one.follower.take_lease()
+            for store, one in made.items():
+                self._take(store, one, stand_by=stand_by)
         except BaseException:
             for one in made.values():
                 one.follower.release_lease()
             raise
         self._stores = made
-        for one in made.values():
-            one.follower.report()
-            one.runner.start()
+        for one in self._followed():
+            self._start(one)
+
+    def _take(self, store: str, one: _Standing, *, stand_by: bool = True) -> None:
+        try:
+            one.follower.take_lease()
+        except LeaseHeld as held:
+            if not stand_by:
+                raise
+            if not one.waits:
+                _log(store).info(f"{held}: this one stands by", facts={"store": store})
+            one.waits = True
+        else:
+            if one.waits:
+                _log(store).warning("nobody follows it any more, or has renewed the lease: taken over", facts={"store": store})
+            one.waits = False
+
+    def _start(self, one: _Standing) -> None:
+        one.follower.report()
+        one.runner.start()
 
     def look(self) -> None:
         """Raises what ended a store's thread where nothing should; writes the log's lines."""
         capture = self._capture()
-        for one in self._stores.values():
+        for one in self._followed():
             one.runner.check()
             one.lines.look(capture)
 
@@ -111,10 +136,15 @@ class Fleet:
         """Brings what is followed nearer to what is wanted; never waits. To be called again and again."""
         changed, self._wanted = wanted is not self._wanted, wanted
         for store, one in list(self._stores.items()):
-            if one.leaving:
+            if one.waits:
+                self._stand_by(store, one)
+            elif one.leaving:
                 if one.runner.ended:
                     self._end(store, one)
             elif store not in wanted:
+                one.leave()
+            elif one.follower.lost:
+                _log(store).warning("another process follows it by now: this one had not renewed its lease", facts={"store": store})
                 one.leave()
             elif changed and wanted[store] != one.follower.options:
                 _log(store).info("its options in the configuration have changed: it is closed and opened again")
@@ -130,16 +160,16 @@ class Fleet:
 
     def report(self) -> None:
         """To be called now and then."""
-        for one in self._stores.values():
+        for one in self._followed():
             one.follower.report(when_due=True)
 
     def close(self) -> None:
         """Finishes the batches under way, and closes every store."""
-        for one in self._stores.values():
+        ended = [(store, one) for store, one in self._stores.items() if not one.waits]
+        for _, one in ended:
             one.halt.set()
-        for one in self._stores.values():
+        for _, one in ended:
             one.runner.join()
-        ended = list(self._stores.items())
         for store, one in ended:
             self._end(store, one)
         for _, one in ended:
@@ -147,9 +177,9 @@ class Fleet:
 
     def _renewed(self) -> bool:
         """Has the reader let go of the log's files once no store reads any more."""
-        for one in self._stores.values():
+        for one in self._followed():
             one.leave()
-        self._renewing = bool(self._stores)
+        self._renewing = any(self._followed())
         if not self._renewing:
             self.reader.close()  # it opens what stands there now
         return not self._renewing
@@ -163,9 +193,20 @@ class Fleet:
                 continue
             self._left_out.pop(store, None)
             if not self._leave_out(store):
-                self._stores[store] = one = self._made(store)
-                one.follower.report()
-                one.runner.start()
+                self._stores[store] = self._made(store)
+                self._enter(store, self._stores[store])
+
+    def _enter(self, store: str, one: _Standing) -> None:
+        with suppress(StoreError):  # the log's folder is not there at present: its thread waits for it
+            self._take(store, one)
+        if not one.waits:
+            self._start(one)
+
+    def _stand_by(self, store: str, one: _Standing) -> None:
+        if self._wanted.get(store) == one.follower.options and self._stop_of(store) is None:
+            self._enter(store, one)
+        else:
+            del self._stores[store]  # and is begun again where it is still wanted
 
     def _made(self, store: str) -> _Standing:
         halt = threading.Event()

@@ -35,6 +35,7 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, HeadwaterError, Stopped, StoreError
 from cdc.follow.access import Opening, Ports
 from cdc.follow.apply import Slices
+from cdc.follow.leasehold import LeaseLost
 from cdc.follow.ranges import ChangeWaits, Opened, Ranges
 from cdc.follow.rebuild import Rebuilding
 from cdc.follow.reporter import Reporter
@@ -139,10 +140,15 @@ class Follower:
 
     def take_lease(self) -> None:
         """Raises HeadwaterError when another process follows this store. ``start`` does it, too, and waits then."""
-        self._opening.take_lease()
+        self._opening.lease.take()
 
     def release_lease(self) -> None:
-        self._opening.release()
+        self._opening.lease.release()
+
+    @property
+    def lost(self) -> bool:
+        """Another process follows the store from now on; this follower has ended by itself, and says no more of the store."""
+        return self._opening.lease.lost
 
     def start(self) -> bool:
         """Opens the store, waiting for it as long as it takes. False when the follower must not run (stopped, or asked to stop)."""
@@ -207,8 +213,9 @@ class Follower:
     def close(self) -> None:
         with self._lock:
             self._opening.close()
-            self._opening.release()
-            self._reporter.exited()
+            self._opening.lease.release()
+            if not self.lost:
+                self._reporter.exited()
 
     def _drive(self, steps: Steps) -> bool:
         """Takes all of them in this thread."""
@@ -226,7 +233,15 @@ class Follower:
         pause_s = FIRST_RETRY_S
         while not self._stop.is_set() and not self.stopped:
             try:
-                yield from attempt()
+                try:
+                    yield from attempt()
+                except HeadwaterError:
+                    self._opening.lease.refuse_lost()  # whatever it was, it is the next one's by now
+                    raise
+            except LeaseLost:
+                self._opening.close()
+                self._stop.set()
+                return False
             except StoreError as error:
                 self._opening.close()
                 self._ranges.failed()

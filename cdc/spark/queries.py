@@ -82,7 +82,7 @@ def run_followers(
         fleet = Fleet(log_dir, run_dir, reader, contracts or {}, query, ports or Ports())
         target = reader.head().position
         use_session(engine.session)
-        fleet.begin(stores)
+        fleet.begin(stores, stand_by=not until_caught_up)
         try:
             _watch(fleet, wanted or (lambda: stores), target if until_caught_up else None, stop)
         finally:

@@ -210,7 +210,7 @@ class _Pieces:
             crashpoint("cache.swept")
 
     def rows(self, shape: TopicSchema, upto: Position) -> Iterator[pa.RecordBatch]:
-        return sweep.rows(self._log, shape, upto)
+        return sweep.rows(self._log, shape, upto, self._known.projection.lane)
 
     def rewrite(self, shape: TopicSchema, keys: TableKeys, upto: Position) -> None:
         """Every row as of ``upto``."""

@@ -72,9 +72,15 @@ def bound(ways: Iterable[Way]) -> Iterator[tuple[TableKeys, Form]]:
     """The keys and values of each, but for those in which no row of its table can ever have been named, or has been written."""
     for way in ways:
         with suppress(ConfigError):
-            keys, form = bind(way.projection.of(way.schema).key, way.schema), form_of(way.projection, way.schema)
+            keys = bind(way.projection.of(way.schema).key, way.schema, way.projection.lane)
+            form = form_of(way.projection, way.schema)
             if form.keeps:
                 yield keys, form
+
+
+def lanes_of(fields: ledger.Fields) -> int:
+    """Into how many lanes its store was ever divided, as far as a ledger says; 0: into none."""
+    return max((way.projection.lane.of for way in ways_of(fields) if way.projection.lane is not None), default=0)
 
 
 _DAMAGED: Final = (ValueError, KeyError, TypeError, RecursionError)

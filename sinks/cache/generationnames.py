@@ -12,7 +12,8 @@ from typing import Final
 
 from cdc.errors import ConfigError
 from sinks.cache.keytemplate import DEFAULT, TableKeys
-from sinks.cache.ledger import Projection
+from sinks.cache.lane import Lane
+from sinks.cache.ledger import OF_LANE, Projection
 
 FIRST: Final = 1
 _PREFIX: Final = re.compile(r"g([1-9][0-9]{0,8}):")
@@ -27,10 +28,14 @@ class CacheGenerationNames:
     store: str
     number: int = FIRST
     pointer: str | None = None
+    lane: Lane | None = None
+    """Of a store that is divided, whose only generation is the first."""
 
     @property
     def owner(self) -> str:
-        """The store that its ledger and its dead letters are said to be of. No store's name has an @ in it."""
+        """The store that its ledger and its dead letters are said to be of. No store's name has an @ or a / in it."""
+        if self.lane is not None:
+            return f"{self.store}{OF_LANE}{self.lane.number}"
         return self.store if self.number == FIRST else f"{self.store}@{self.number}"
 
     @property
@@ -40,7 +45,7 @@ class CacheGenerationNames:
     def projection(self, given: Projection) -> Projection:
         """How rows become this generation's keys and values. ``given``: as the configuration says it."""
         rules = tuple(one if one.key is None else replace(one, key=self.prefix + one.key) for one in given.tables)
-        return replace(given, key=self.prefix + given.key, tables=rules)
+        return replace(given, key=self.prefix + given.key, tables=rules, lane=self.lane)
 
     def refuse(self, keys: TableKeys) -> None:
         """Raises ConfigError where a row could have the name of another generation's row, or of the pointer: whoever names tables, and writes rows, would

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from string import Formatter
@@ -15,10 +15,13 @@ import pyarrow as pa
 from cdc.errors import ConfigError
 from cdc.model.structure import Scalar, ScalarType
 from cdc.model.topic import TopicSchema
+from sinks.cache.lane import PLACE, Lane
 from sinks.render.jsonrows import Piece, Texts, join, raw_texts
 from sinks.render.rowtext import EMPTY_KEY, ESCAPE, NULL_PART, column_text, exact_values, join_key, key_part, keys
 
 DEFAULT: Final = "{schema}.{table}:{key}"
+WITH_LANES: Final = "{schema}.{table}:{lane}:{key}"
+"""The same where a store is divided into lanes."""
 WHOLE_KEY: Final = "key"
 RESERVED: Final = "cdc:"
 """What the names of our own keys begin with."""
@@ -38,6 +41,8 @@ class TableKeys:
     """(column, the literal that follows it)."""
     whole: bool
     """The one "column" is ``{key}``: the whole key as one text, whatever its columns are called."""
+    lane: Lane | None = None
+    """Whose rows alone these keys are of; None: all rows'."""
 
     @property
     def shown(self) -> bool:
@@ -57,6 +62,14 @@ class TableKeys:
             parts = [key_texts.column(column.name) for column in self.schema.key]
             return self._join([join_key(parts, ":" if len(parts) > 1 else "")])
         return self._join([key_part(key_texts.column(name), self._separators) for name, _ in self.columns])
+
+    def own_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Those of these rows of the table, under its definition here, that have such keys."""
+        return batch if self.lane is None else self.lane.rows(batch, self.schema)
+
+    def own_keys(self, key_texts: pa.RecordBatch) -> pa.RecordBatch:
+        """The same of the key's columns as canonical text."""
+        return key_texts if self.lane is None else self.lane.keys(key_texts, self.schema)
 
     def check_reserved(self) -> None:
         """Raises ConfigError where a row could have the name of a ledger: with prefix "c" the one whose key is "dc:{cache}:ledger"."""
@@ -112,11 +125,13 @@ def _unescaped(part: str) -> str | None:
     return None if part == NULL_PART else re.sub(r"\\(.)", r"\1", part.removeprefix(EMPTY_KEY), flags=re.DOTALL)
 
 
-def bind(template: str, schema: TopicSchema) -> TableKeys:
-    """Raises ConfigError when the template does not give every row of the table a key of its own."""
+def bind(template: str, schema: TopicSchema, lane: Lane | None = None) -> TableKeys:
+    """``lane``: the only one whose keys these are to be. Raises ConfigError when the template does not give every row of the table a key of its own."""
     prefix = ""
     columns: list[tuple[str, str]] = []
-    names: Mapping[str, str] = {"schema": _plain(schema.namespace), "table": _plain(schema.name)}
+    names: dict[str, str] = {"schema": _plain(schema.namespace), "table": _plain(schema.name)}
+    if lane is not None:
+        names[PLACE] = lane.tag
     for literal, name in _parse(template):
         piece = literal + names.get(name or "", "")
         if columns:
@@ -127,14 +142,15 @@ def bind(template: str, schema: TopicSchema) -> TableKeys:
             columns.append((name, ""))
     used = [name for name, _ in columns]
     _check(template, schema, prefix, used, [literal for _, literal in columns[:-1]])
-    return TableKeys(schema, prefix, tuple(columns), used == [WHOLE_KEY])
+    return TableKeys(schema, prefix, tuple(columns), used == [WHOLE_KEY], lane)
 
 
 @lru_cache(maxsize=256)
-def columns_of(template: str) -> tuple[str, ...]:
-    """The columns that it names, each once; none where it names the whole key, or is malformed."""
+def columns_of(template: str, *, lanes: bool = False) -> tuple[str, ...]:
+    """The columns that it names, each once; none where it names the whole key, or is malformed. ``lanes``: {lane} is not a column."""
+    others = (None, "schema", "table", PLACE) if lanes else (None, "schema", "table")
     try:
-        names = dict.fromkeys(name for _, name in _parse(template) if name not in (None, "schema", "table"))
+        names = dict.fromkeys(name for _, name in _parse(template) if name not in others)
     except ConfigError:
         return ()
     return () if WHOLE_KEY in names else tuple(name for name in names if name is not None)
@@ -145,6 +161,22 @@ def refuse_malformed(template: str) -> None:
     literal, name = next(iter(_parse(template)), ("", None))
     if literal.startswith(RESERVED) or (not literal and name not in ("table", "schema")):
         raise _without_prefix(template)
+
+
+def refuse_without_lane(template: str) -> None:
+    """Raises ConfigError for a template whose keys would not all lie in the slot of their lane, which a cluster takes from the first braces in a name."""
+    before = ""
+    for literal, name in _parse(template):
+        before += literal
+        if name == PLACE:
+            if "{" in before or "}" in before:
+                raise _refused(template, "no brace may stand before {lane}", WITH_LANES)
+            if template.count(f"{{{PLACE}}}") > 1:
+                raise _refused(template, "{lane} may stand in it once", WITH_LANES)
+            return
+        if name not in (None, "schema", "table"):
+            break
+    raise _refused(template, "a store with `lanes` needs {lane} in it, before any column", WITH_LANES)
 
 
 def _parse(template: str) -> list[tuple[str, str | None]]:
@@ -188,8 +220,8 @@ def _without_prefix(template: str) -> ConfigError:
     return _refused(template, f"it must begin with a text of its own, other than {RESERVED}")
 
 
-def _refused(template: str, why: str) -> ConfigError:
-    return ConfigError(f"key = {template!r} cannot name a cache's keys: {why}", hint=f'for example key = "{DEFAULT}"')
+def _refused(template: str, why: str, example: str = DEFAULT) -> ConfigError:
+    return ConfigError(f"key = {template!r} cannot name a cache's keys: {why}", hint=f'for example key = "{example}"')
 
 
 def _plain(name: str) -> str:

@@ -4,7 +4,7 @@
 ``log``, ``history``   where the keys come from (``cdc.model.lineage``); an empty ``log`` while the store is being erased
 ``epoch``              the highest of a writer
 ``position``, ``commit_lsn``, ``commit_ts_us``  the applied cut
-``projection``         how rows become keys and values: JSON of the key template and of the form of values
+``projection``         how rows become keys and values: JSON of the key template and of the form of values, and of the lane where there are several
 ``former``             JSON of the projections that the keys are being taken out of, while that is so
 ``at:TOPIC``           the table's progress: its changes up to this position are there
 ``shape:TOPIC``        the definition that its rows stand under, after the position of the change that made it so and a space
@@ -19,7 +19,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
 from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
 from sinks.cache.fence import Seen
+from sinks.cache.lane import Lane
 from sinks.contract import Shape
 
 LOOK: Final = ("log", "history", "epoch", "position")
@@ -37,13 +38,36 @@ CUT: Final = ("position", "commit_lsn", "commit_ts_us")
 Fields = Mapping[str, str]
 
 
-def key_of(store: str) -> str:
-    return f"cdc:{{{store}}}:ledger"
+OF_LANE: Final = "/"
+"""Stands in an owner's text between its store's name and the number of the lane."""
+_STORES: Final = "cdc:stores"
 
 
-def letters_of(store: str) -> str:
+def key_of(owner: str) -> str:
+    """``owner``: a store's name, or as ``CacheGenerationNames.owner`` says it."""
+    return _own(owner, "ledger")
+
+
+def letters_of(owner: str) -> str:
     """The hash of what could not be held."""
-    return f"cdc:{{{store}}}:dead"
+    return _own(owner, "dead")
+
+
+def nothing_of(owner: str) -> str:
+    """A key that never exists, beside the ledger."""
+    return _own(owner, "none")
+
+
+def stores_of(owner: str) -> str:
+    """A hash whose fields are the owners that have a ledger beside this one's: on the same server, or in the same slot."""
+    lane = owner.partition(OF_LANE)[2]
+    return f"cdc:{{{lane}}}:stores" if lane else _STORES
+
+
+def _own(owner: str, what: str) -> str:
+    """A key in the slot of the owner's rows, where they are all in one."""
+    store, _, lane = owner.partition(OF_LANE)
+    return f"cdc:{{{lane}}}:{store}:{what}" if lane else f"cdc:{{{store}}}:{what}"
 
 
 INVALIDATE: Final = "invalidate"
@@ -85,6 +109,8 @@ class Projection:
     """What values look like beside that (``sinks.cache.values.shown``); empty: as they did before there were such rules."""
     tables: tuple[TableRule, ...] = ()
     """What is said of single tables; of several that match, the last that says anything counts."""
+    lane: Lane | None = None
+    """The only one whose rows are meant; None: all rows."""
 
     def of(self, schema: TopicSchema) -> TableProjection:
         """How this table's rows become keys and values."""
@@ -97,12 +123,15 @@ class Projection:
         raw: dict[str, Any] = {"key": self.key, "value": self.value, "shown": self.shown}
         if self.tables:
             raw["tables"] = [astuple(one) for one in self.tables]
+        if self.lane is not None:
+            raw["lane"] = astuple(self.lane)
         return json.dumps(raw, sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def decode(cls, text: str) -> Projection:
         raw = json.loads(text)
-        return cls(raw["key"], raw["value"], raw.get("shown", ""), tuple(TableRule(*one) for one in raw.get("tables", ())))
+        rules = tuple(TableRule(*one) for one in raw.get("tables", ()))
+        return cls(raw["key"], raw["value"], raw.get("shown", ""), rules, Lane(*raw["lane"]) if "lane" in raw else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +233,12 @@ def cut_fields(cut: Cut) -> dict[str, str]:
 def beginning(log: str, history: str, epoch: int, projection: Projection) -> dict[str, str]:
     """A new ledger's fields."""
     return {"log": log, "history": history, "epoch": str(epoch), "projection": projection.encode(), **cut_fields(ZERO_CUT)}
+
+
+def of_nobody(projection: Projection, topics: Iterable[TopicSchema]) -> dict[str, str]:
+    """A ledger's fields by which ``erasure`` finds rows of these."""
+    shapes = {f"shape:{schema.topic}": encode_shape(Shape(schema, START)) for schema in topics}
+    return {"log": "", "projection": projection.encode(), **shapes}
 
 
 def taken_over(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -24,8 +24,10 @@ _ROWS: Final = "@rows"
 class CacheLetters:
     """One store's. Not thread-safe."""
 
-    def __init__(self, store: str, server: Server, transactions: RedisTransactions) -> None:
+    def __init__(self, store: str, server: Server, transactions: RedisTransactions, beside: Callable[[], int] = lambda: 0) -> None:
+        """``beside``: as for ``Letters``."""
         self._store = store
+        self._beside = beside
         self._key = ledger.letters_of(store)
         self._server = server
         self._transactions = transactions
@@ -39,7 +41,7 @@ class CacheLetters:
     def known(self) -> Letters:
         """As this process has read them, or has said that they are to be."""
         if self._known is None:
-            self._known = Letters(self._store, self.read())
+            self._known = Letters(self._store, self.read(), self._beside)
         return self._known
 
     def read(self) -> tuple[Letter, ...]:

@@ -1,4 +1,4 @@
-"""Other stores on the same server, ours or another service's: which keys they write, by their ledgers, which one hash names.
+"""Other stores on the same server, ours or another service's: which keys they write, by their ledgers, which one hash names (``ledger.stores_of``).
 
 No two stores write the same key, not even the same row of one log in one form: the one that is behind, as it is paused or still being filled, would take the
 other's rows back in time. Only what a table has left behind in one store may be taken over by another. And a store that takes keys away which another one writes, too, says so in that one's ledger: the table's progress goes, before and after, so
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import redis
 
@@ -20,9 +20,6 @@ from sinks.cache import ledger
 from sinks.cache.keytemplate import TableKeys, bind
 from sinks.cache.ledger import CacheLedger
 from sinks.cache.server import Server
-
-STORES: Final = "cdc:stores"
-"""A hash whose fields are the names of the stores that have a ledger here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +41,11 @@ class Claim:
 
 
 def register(server: Server, store: str) -> None:
-    _ask(server, lambda client: client.hset(STORES, store, ""))
+    _ask(server, lambda client: client.hset(ledger.stores_of(store), store, ""))
 
 
 def leave(server: Server, store: str) -> None:
-    _ask(server, lambda client: client.hdel(STORES, store))
+    _ask(server, lambda client: client.hdel(ledger.stores_of(store), store))
 
 
 def refuse_shared(server: Server, store: str, claims: list[Claim]) -> None:
@@ -82,7 +79,7 @@ def tell_lost(server: Server, store: str, keys: TableKeys) -> None:
 
 
 def _others(server: Server, store: str) -> Iterator[tuple[str, Claim]]:
-    names: list[bytes] = _ask(server, lambda client: client.hkeys(STORES)) or []
+    names: list[bytes] = _ask(server, lambda client: client.hkeys(ledger.stores_of(store))) or []
     for other in sorted(name.decode(errors="replace") for name in names):
         if other != store:
             for claim in _claims(server, other):
@@ -102,7 +99,7 @@ def _claims(server: Server, store: str) -> Iterator[Claim]:
             for shapes in (held.shapes, held.coming):
                 with suppress(ConfigError, KeyError):
                     schema = shapes[topic].schema
-                    yield Claim(held.log, bind(projection.of(schema).key, schema), topic in held.left)
+                    yield Claim(held.log, bind(projection.of(schema).key, schema, projection.lane), topic in held.left)
 
 
 def _forget(client: redis.Redis, name: str, field: str) -> None:

@@ -15,7 +15,7 @@ from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
 from cdc.settings.tableoptions import StoreTables, TableOptions
 from sinks.cache.generationnames import begins_like_a_generation
-from sinks.cache.keytemplate import DEFAULT, RESERVED, columns_of, refuse_malformed
+from sinks.cache.keytemplate import DEFAULT, RESERVED, WITH_LANES, columns_of, refuse_malformed, refuse_without_lane
 from sinks.cache.ledger import INVALIDATE, Projection, TableRule
 
 _UNITS: Final[Mapping[str, int]] = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -104,6 +104,11 @@ class Options(StoreOptions):
     """A key that holds what stands before every row's key: nothing, or the prefix of the generation that `cdc bootstrap` has put in the former one's place
     ([stores.md](stores.md#how-do-i-build-one-beside-the-live-one)). Whoever reads the cache reads it first. Left out: keys are as `key` says, always, and
     `cdc bootstrap` builds in place."""
+    lanes: int | None = Field(None, ge=2, le=256)
+    """For a Redis Cluster, in which no transaction spans two slots: into how many parts the store is divided, each in a slot of its own, with its own position.
+    Several times as many as the cluster will ever have primaries. Each key then has the number of its row's lane in it, where `key` has `{lane}`
+    ([stores.md](stores.md#a-redis-cluster)); `key` left out is `{schema}.{table}:{lane}:{key}`. Another number needs a rebuild. Left out: the server is not
+    in cluster mode."""
     timeout_s: float = Field(30.0, gt=0)
     """How long one answer of the server may take."""
     workers_from_rows: int = Field(0, ge=0)
@@ -126,6 +131,32 @@ class Options(StoreOptions):
             )
         return self
 
+    @model_validator(mode="after")
+    def _fits_a_cluster(self) -> Self:
+        if self.lanes is None:
+            return self
+        if self.pointer is not None:
+            raise ValueError(
+                "lanes and pointer exclude each other: no transaction puts one generation in another's place in every slot at once; "
+                "leave pointer out, and cdc bootstrap builds in place"
+            )
+        if INVALIDATE in (self.value, *(one.value for one in self._of_tables.values())):
+            raise ValueError(
+                f'lanes and value = "{INVALIDATE}" exclude each other; leave value out, or use a server that is not in cluster mode'
+            )
+        for template in (self.template, *(one.key for one in self._of_tables.values())):
+            if template is not None:
+                try:
+                    refuse_without_lane(template)
+                except ConfigError as error:
+                    raise ValueError(error.line()) from None
+        return self
+
+    @property
+    def template(self) -> str:
+        """The store's ``key``."""
+        return WITH_LANES if self.lanes is not None and "key" not in self.model_fields_set else self.key
+
     @property
     def generational(self) -> bool:
         return self.pointer is not None
@@ -142,10 +173,11 @@ class Options(StoreOptions):
             for pattern, one in reversed(list(self._of_tables.items()))
             if one.key is not None and matches((pattern,), schema)
         )
-        return tuple(name for name in columns_of(next(said, self.key)) if name not in own) if own else ()
+        names = columns_of(next(said, self.template), lanes=self.lanes is not None)
+        return tuple(name for name in names if name not in own) if own else ()
 
     def keeps(self, schema: TopicSchema) -> bool:
-        return Projection(self.key, self.value, "", self.table_rules).of(schema).keeps
+        return Projection(self.template, self.value, "", self.table_rules).of(schema).keeps
 
     @property
     def table_rules(self) -> tuple[TableRule, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sinks.cache.cluster import LaneShare
 from sinks.cache.generationnames import CacheGenerationNames
 from sinks.cache.ledger import Projection
 from sinks.cache.letters import CacheLetters
@@ -29,9 +30,16 @@ class CacheParts:
         self.writing.close()
 
 
-def parts_of(names: CacheGenerationNames, options: Options, server: Server, channel_of: Callable[[str], bytes]) -> CacheParts:
+def parts_of(
+    names: CacheGenerationNames,
+    options: Options,
+    server: Server,
+    channel_of: Callable[[str], bytes],
+    share: LaneShare | None = None,
+) -> CacheParts:
     """``channel_of``: as for ``Rowwriter``."""
-    projection = names.projection(Projection(options.key, options.value, shown(options.as_rules), options.table_rules))
+    projection = names.projection(Projection(options.template, options.value, shown(options.as_rules), options.table_rules))
     transactions = RedisTransactions(names.owner, server)
-    letters = CacheLetters(names.owner, server, transactions)
+    beside = (lambda: 0) if share is None else share.letters_beside
+    letters = CacheLetters(names.owner, server, transactions, beside)
     return CacheParts(names, projection, transactions, letters, Rowwriter(letters, transactions, channel_of))

@@ -28,6 +28,7 @@ from cdc.log.contract import LogReader
 from cdc.model.batch import POSITION
 from cdc.model.lineage import Lineage
 from cdc.model.position import START, Cut
+from cdc.model.topic import TopicSchema
 from sinks.cache import ledger, neighbours, rowreader, sweep
 from sinks.cache.erasure import Way, bound, ways_of
 from sinks.cache.keytemplate import TableKeys
@@ -44,7 +45,7 @@ from sinks.render.jsonrows import raw_texts
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class TableAgain:
     """A table whose rows are to be written, or set aside. ``keys``: None, and ``why``, where nothing can name them."""
 
     topic: TopicAsOf
@@ -59,20 +60,19 @@ class _Table:
 @dataclass(slots=True)
 class CacheRebuild:
     """Over one sink, as the writer that ``transactions`` name. ``known``: empty, under the projection that is wanted. ``refuse_shared``: raises StoreError
-    where keys that are to be written are another store's."""
+    where keys of these topics are another store's."""
 
     log: LogReader
     known: CacheStanding
     server: Server
     transactions: RedisTransactions
     writing: Rowwriter
-    refuse_shared: Callable[[], None]
+    refuse_shared: Callable[[Sequence[TopicSchema]], None]
 
-    def carry_out(self, lineage: Lineage, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
-        """Raises EpochPassed when a later writer of the same log has been there, StoreError; ConfigError, before anything was touched, where
-        rows that the store holds could not be named any more."""
-        tables, ways = self._begin(lineage, topics)
-        self.refuse_shared()  # another store may have looked before that, too; now one of the two sees the other
+    def carry_out(self, tables: Sequence[TableAgain], ways: Sequence[Way], cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
+        """Does what ``begin`` has found. Raises StoreError."""
+        # Another store may have looked before that, too; now one of the two sees the other.
+        self.refuse_shared([topic.shape.schema for topic in topics if not topic.dropped])
         self.writing.letters.reload()
         crashpoint("rebuilding.cache_begun")
         held = [forms for forms in self._forms(ways) if self._holds_any(forms)]
@@ -90,11 +90,12 @@ class CacheRebuild:
         )
         return outcome
 
-    def _begin(self, lineage: Lineage, topics: Sequence[TopicAsOf]) -> tuple[list[_Table], list[Way]]:
-        """The tables, and every way in which rows may stand there."""
+    def begin(self, lineage: Lineage, topics: Sequence[TopicAsOf]) -> tuple[list[TableAgain], list[Way]]:
+        """The tables, and every way in which rows may stand there; the ledger is from then on one that holds nothing. Raises EpochPassed when a later writer of
+        the same log has been there, StoreError; ConfigError, before anything was touched, where rows that the store holds could not be named any more."""
         writer, projection = self.transactions.writer, self.known.projection
         key, letters = ledger.key_of(self.known.store), ledger.letters_of(self.known.store)
-        tables: list[_Table] = []
+        tables: list[TableAgain] = []
         found: list[Way] = []
 
         def decide(fields: ledger.Fields) -> Commands:
@@ -116,10 +117,10 @@ class CacheRebuild:
         named = [Way(projection, schema) for topic in topics for schema in (topic.shape.schema, *topic.earlier)]
         return tables, list(dict.fromkeys([*found, *named]))
 
-    def _tables(self, fields: ledger.Fields, topics: Sequence[TopicAsOf]) -> list[_Table]:
+    def _tables(self, fields: ledger.Fields, topics: Sequence[TopicAsOf]) -> list[TableAgain]:
         """Those that the ledger holds come first: where keys of two could be the same, these are not the ones that are set aside."""
         prefixes: dict[str, str] = {}
-        found: list[_Table] = []
+        found: list[TableAgain] = []
         for topic in sorted(topics, key=lambda one: f"prefix:{one.shape.schema.topic}" not in fields):
             name = topic.shape.schema.topic
             if topic.dropped:
@@ -129,13 +130,13 @@ class CacheRebuild:
             except ConfigError as error:
                 if f"prefix:{name}" in fields:
                     raise
-                found.append(_Table(topic, None, str(error)))
+                found.append(TableAgain(topic, None, str(error)))
             else:
                 prefixes[name] = keys.prefix
-                found.append(_Table(topic, keys))
+                found.append(TableAgain(topic, keys))
         return found
 
-    def _write(self, table: _Table, cut: Cut, live: LiveNames | None) -> Outcome:
+    def _write(self, table: TableAgain, cut: Cut, live: LiveNames | None) -> Outcome:
         """``live``: is told each key; None where nobody asks."""
         keys, name, chain = table.keys, table.name, self.known.chain(table.name)
         if keys is None:
@@ -154,7 +155,7 @@ class CacheRebuild:
             outcome += Outcome(len(rows) - len(dead), 0, tuple(letter.as_outcome() for letter in dead))
         return outcome
 
-    def _set_aside(self, table: _Table) -> Outcome:
+    def _set_aside(self, table: TableAgain) -> Outcome:
         name, chain = table.name, self.known.chain(table.name)
         self.transactions.stream(chain, [self.transactions.part(name, [self.transactions.set({f"aside:{name}": table.why})])])
         outcome = Outcome(0)

@@ -18,11 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cdc.errors import StoreError
+from cdc.errors import ConfigError, StoreError
 from sinks.cache import ledger
 from sinks.cache.generationnames import FIRST, CacheGenerationNames
 from sinks.cache.server import Server
-from sinks.generations import GenerationEntry, GenerationState
+from sinks.generations import GenerationEntry, GenerationState, HeldWatch
 
 _LIVE: Final = "live"
 _HELD: Final = "held"
@@ -70,6 +70,21 @@ class CacheRegister:
 
     def read(self) -> CacheRecord:
         return self.server.ask(lambda client: self._record(client.hgetall(self.key), self._points(client)))
+
+    def chosen(self, watch: HeldWatch | None) -> int:
+        """The number of the live one, which is the one to work on. ``watch``: a writer's. Raises StoreError (retryable) while another process is about to put
+        another one in its place, and seems to live; ConfigError where readers could not find it."""
+        record = self.read()
+        if watch is not None and record.held is not None:
+            if not watch.forgotten(record.held):
+                raise StoreError(f"store {self.store}: another generation is about to take the live one's place", retryable=True)
+            self.let_go(record.held)
+        if record.live != FIRST and self.pointer is None:
+            raise ConfigError(
+                f"store {self.store}: its readers see generation {record.live}, whose keys begin with {self._prefix(record.live)}, and no `pointer` says so",
+                hint=f"set pointer in [stores.{self.store}] as it was",
+            )
+        return record.live
 
     def note(self, number: int) -> None:
         """This generation is about to be built, unless it is known already."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from cdc.errors import ConfigError, StoreError
-from sinks.cache import listpack
+from sinks.cache import ledger, listpack
 from sinks.cache.credentials import Credentials, url_parts
 from sinks.cache.options import Options
 from sinks.cache.wire import RedisWire, Refused, command
-from sinks.retry import down, redis_error
+from sinks.retry import down, redis_error, slot_moving
 
 LOOK_S: Final = 10.0
 """How often it is looked whether somebody has let the server evict keys."""
@@ -24,13 +24,33 @@ LOOK_S: Final = 10.0
 Found = TypeVar("Found")
 
 
+Address = tuple[str, int]
+
+
+class Route(Protocol):
+    """The way to a server that may be another one later."""
+
+    def address(self) -> Address:
+        """Raises StoreError."""
+        ...
+
+    def forget(self) -> None:
+        """It may be another one by now."""
+        ...
+
+
 class Server:
     """One connection for transactions, held from the first one to ``drop``, and the client's own for questions."""
 
-    def __init__(self, store: str, options: Options) -> None:
+    def __init__(self, store: str, options: Options, owner: str = "", route: Route | None = None) -> None:
+        """``owner``: whose keys are asked for (``CacheGenerationNames.owner``; the store's by default). ``route``: to a node of a cluster; None: the server is
+        the one at the options' address."""
         self._store = store
+        self._owner = owner or store
+        self._route = route
+        self._options = options
         self._credentials = _credentials(store, options)
-        self._client = _client(options, self._credentials)
+        self._made: redis.Redis | None = None
         self._connection: Any = None
         self._wire: RedisWire | None = None
         self._looked_at = 0.0
@@ -61,7 +81,7 @@ class Server:
             self._asks = True
             return False
         self._asks = False
-        wire.send(command("RESTORE", f"cdc:{{{self._store}}}:none", 0, listpack.asking()))
+        wire.send(command("RESTORE", ledger.nothing_of(self._owner), 0, listpack.asking()))
         answered = wire.lines(1)
         self._asks = True
         return answered == listpack.UNREADABLE
@@ -92,11 +112,11 @@ class Server:
             policy = info["maxmemory_policy"]
             hint = "CONFIG SET maxmemory-policy noeviction: any other policy drops rows without a word; cdc audit finds those that have gone"
             raise StoreError(f"store {self._store}: the server evicts keys ({policy})", retryable=False, hint=hint)
-        if info.get("cluster_enabled") or info.get("redis_mode") == "cluster":
+        if self._route is None and (info.get("cluster_enabled") or info.get("redis_mode") == "cluster"):
             raise StoreError(
                 f"store {self._store}: {self.address} is a node of a Redis Cluster, where no transaction spans the keys of two slots",
                 retryable=False,
-                hint="use a server that is not in cluster mode",
+                hint=f"divide the store: lanes = 16 in [stores.{self._store}], and {{lane}} in its `key`; or use a server that is not in cluster mode",
             )
         if info.get("role") == "slave":
             raise redis_error(self._store, "READONLY")
@@ -105,6 +125,10 @@ class Server:
     def address(self) -> str:
         given = self._client.connection_pool.connection_kwargs
         return str(given.get("path") or f"{given.get('host', 'localhost')}:{given.get('port', 6379)}")
+
+    @property
+    def host(self) -> str:
+        return str(self._client.connection_pool.connection_kwargs.get("host", "localhost"))
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -122,12 +146,27 @@ class Server:
         if self._connection is not None:
             self._connection.disconnect()
         self._connection = self._wire = None
+        if self._route is not None and self._made is not None:
+            # Another server may have the slot by now.
+            self._made.close()
+            self._made = None
+            self._route.forget()
 
     def close(self) -> None:
         self.drop()
-        self._client.close()
+        if self._made is not None:
+            self._made.close()
+
+    @property
+    def _client(self) -> redis.Redis:
+        if self._made is None:
+            address = None if self._route is None else self._route.address()
+            self._made = client_of(self._options, self._credentials, address)
+        return self._made
 
     def _in_our_words(self, error: BaseException) -> StoreError | None:
+        if self._route is not None and (code := _redirection(error)) is not None:
+            return slot_moving(self._store, code)
         if isinstance(error, Refused):
             if error.code == "NOPERM" and self.takes_packed:
                 # Perhaps it is RESTORE alone that the account may no longer do: the next connection does without.
@@ -145,13 +184,16 @@ class Server:
         return None
 
 
-def _client(options: Options, credentials: Credentials) -> redis.Redis:
+def client_of(options: Options, credentials: Credentials, address: tuple[str, int] | None = None) -> redis.Redis:
+    """``address``: instead of the options' own."""
     given: dict[str, Any] = {"socket_timeout": options.timeout_s, "socket_connect_timeout": min(options.timeout_s, 5.0)}
     if options.ca_certs is not None:
         given["ssl_ca_certs"] = str(options.ca_certs)
     given |= url_parts(options.url)
     for secret in ("username", "password"):
         given.pop(secret, None)
+    if address is not None:
+        given["host"], given["port"] = address
     if credentials.needed:
         given["credential_provider"] = credentials
     # Trying again is the follower's business: it knows what else waits.
@@ -175,6 +217,12 @@ _CODES: Final[tuple[tuple[type[Exception], str], ...]] = (
     (redis.exceptions.AskError, "ASK"),
     (redis.exceptions.TryAgainError, "TRYAGAIN"),
 )
+
+
+def _redirection(error: BaseException) -> str | None:
+    """Its code, where a node of a cluster says that another one has the slot."""
+    code = error.code if isinstance(error, Refused) else _code(error) if isinstance(error, redis.ResponseError) else ""
+    return code if code in ("MOVED", "ASK", "TRYAGAIN") else None
 
 
 def _code(error: redis.ResponseError) -> str:

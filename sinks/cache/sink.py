@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +17,14 @@ import pyarrow as pa
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
 from cdc.log.contract import LogReader, Topic, selected
-from cdc.model.batch import ALONE, OP, POSITION, topic_schema
-from cdc.model.lineage import Lineage, Mark, believed, of_another_log
-from cdc.model.position import START, ZERO_CUT, Cut, Position
+from cdc.model.batch import ALONE, OP, POSITION, last_position, topic_schema
+from cdc.model.lineage import Lineage
+from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
-from sinks.cache import erasure, expiry, foresight, ledger, neighbours, resp, rowreader, rowscan
+from sinks.cache import erasure, expiry, foresight, ledger, ledgercheck, neighbours, resp, rowreader, rowscan
 from sinks.cache.barriers import CacheBarriers
+from sinks.cache.cluster import LaneShare
 from sinks.cache.fence import FenceAnswer, Writer, answer
 from sinks.cache.generationnames import FIRST, CacheGenerationNames
 from sinks.cache.ledger import CacheLedger, Projection
@@ -40,7 +40,6 @@ from sinks.cache.transactions import Answers, Commands, RedisTransactions, lost
 from sinks.cache.values import Form, form_of
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, TopicAsOf, Traits
 from sinks.deadletters import Letter
-from sinks.followedlog import refuse_missed
 from sinks.generations import HeldWatch
 from sinks.render import jsonrows
 from sinks.render.choices import Choices
@@ -54,15 +53,22 @@ class CacheSink:
     traits = Traits(sequenced=True)
 
     def __init__(
-        self, name: str, options: Options, clock: Callable[[], float] = time.monotonic, *, generation: int | None = None
+        self,
+        name: str,
+        options: Options,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        generation: int | None = None,
+        share: LaneShare | None = None,
     ) -> None:
         """``generation``: the only one that it works on, and never where readers see it; by default the one that is live, whichever that is each time
-        that it is opened."""
+        that it is opened. ``share``: all that it works on; batches then hold rows of this lane alone."""
         self.name = name
         self._options = options
         self._generation = generation
         self._choices = Choices(name, options.as_rules)
-        self._server = Server(name, options)
+        self._share = share
+        self._server = Server(name, options, self._names(FIRST).owner, None if share is None else share.route)
         self._parts = self._parts_of(generation or FIRST)
         self._log: LogReader | None = None
         self._known = CacheStanding(self._parts.names, self._projection)
@@ -71,10 +77,13 @@ class CacheSink:
         """Not yet ``finish``ed: the projections that keys are being taken out of. None: it is."""
         self._held = HeldWatch(clock)
 
+    def _names(self, number: int) -> CacheGenerationNames:
+        return CacheGenerationNames(self.name, number, self._options.pointer, None if self._share is None else self._share.lane)
+
     def _parts_of(self, number: int) -> CacheParts:
         # Whoever is told of keys that are published could do nothing with those of a generation that nobody sees.
         channel = self._options.channel if self._generation is None else lambda _: b""
-        return parts_of(CacheGenerationNames(self.name, number, self._options.pointer), self._options, self._server, channel)
+        return parts_of(self._names(number), self._options, self._server, channel, self._share)
 
     @property
     def _store(self) -> str:
@@ -91,7 +100,7 @@ class CacheSink:
 
     @property
     def _letters(self) -> CacheLetters:
-        return self._parts.letters
+        return self._writing.letters
 
     @property
     def _writing(self) -> Rowwriter:
@@ -102,34 +111,18 @@ class CacheSink:
         return CacheRegister(self._server, self.name, self._options.pointer)
 
     def _choose(self, *, writing: bool) -> None:
-        """Finds the generation to work on. Raises StoreError (retryable) while another process is about to put another one in its place, and seems to live;
-        ConfigError where readers could not find it."""
-        if self._generation is not None:
+        """Finds the generation to work on. Raises as ``CacheRegister.chosen``."""
+        if self._generation is not None or self._share is not None:
             return
-        record = self._register.read()
-        if writing and record.held is not None:
-            if not self._held.forgotten(record.held):
-                raise StoreError(f"store {self.name}: another generation is about to take the live one's place", retryable=True)
-            self._register.let_go(record.held)
-        if record.live != FIRST and self._options.pointer is None:
-            prefix = CacheGenerationNames(self.name, record.live).prefix
-            raise ConfigError(
-                f"store {self.name}: its readers see generation {record.live}, whose keys begin with {prefix}, and no `pointer` says so",
-                hint=f"set pointer in [stores.{self.name}] as it was",
-            )
-        if record.live != self._parts.names.number:
+        number = self._register.chosen(self._held if writing else None)
+        if number != self._parts.names.number:
             self._parts.close()
-            self._parts = self._parts_of(record.live)
+            self._parts = self._parts_of(number)
 
     # -- which log, and how far ---------------------------------------------------------------------------------------
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
-        jsonrows.warm_up()
-        resp.warm_up()
-        self._server.drop()
-        self._server.refuse_unfit()
-        self._choose(writing=epoch is not None)
-        self._letters.reload()
+        self._begin(writing=epoch is not None)
         self._log, self._epoch, self._unfinished = log, epoch, None
         self._known = CacheStanding(self._parts.names, self._projection)
         if epoch is not None:
@@ -145,6 +138,14 @@ class CacheSink:
             self._refuse_shared([shape.schema for topic, shape in held.shapes.items() if topic in held.prefixes])
             self._unfinished = held.former
         return self._known.applied
+
+    def _begin(self, *, writing: bool) -> None:
+        jsonrows.warm_up()
+        resp.warm_up()
+        self._server.drop()
+        self._server.refuse_unfit()
+        self._choose(writing=writing)
+        self._letters.reload()
 
     def finish(self) -> None:
         if self._unfinished is not None:
@@ -200,25 +201,28 @@ class CacheSink:
         return [self._transactions.set(ledger.cut_fields(cut))] if decided is FenceAnswer.DONE else None
 
     def rebuild(self, log: LogReader, epoch: int, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
-        jsonrows.warm_up()
-        resp.warm_up()
-        self._server.drop()
-        self._server.refuse_unfit()
-        self._choose(writing=True)
-        self._letters.reload()
+        return self.begin_rebuild(log, epoch, cut, topics)()
+
+    def begin_rebuild(self, log: LogReader, epoch: int, cut: Cut, topics: Sequence[TopicAsOf]) -> Callable[[], Outcome]:
+        """From here on the store says that it holds nothing. Returns what does the rest."""
+        self._begin(writing=True)
         self._log, self._epoch = log, epoch
-        self._known = known = CacheStanding(self._parts.names, self._projection)
+        known = self._known = CacheStanding(self._parts.names, self._projection)
         lineage, there = self._lineage(), [topic.shape.schema for topic in topics if not topic.dropped]
         self._transactions.writer, self._transactions.position = Writer(lineage.log, lineage.history, epoch), 0
         for schema in there:
             self._choices.check(schema, log)
         self._refuse_shared(there)
         self._note()
-        refuse_shared = partial(self._refuse_shared, there)
-        rebuild = CacheRebuild(log, known, self._server, self._transactions, self._writing, refuse_shared)
-        outcome = rebuild.carry_out(lineage, cut, topics)
-        self._known = CacheStanding(self._parts.names, self._projection)
-        return outcome
+        rebuild = CacheRebuild(log, known, self._server, self._transactions, self._writing, self._refuse_shared)
+        tables, ways = rebuild.begin(lineage, topics)
+
+        def rest() -> Outcome:
+            outcome = rebuild.carry_out(tables, ways, cut, topics)
+            self._known = CacheStanding(self._parts.names, self._projection)
+            return outcome
+
+        return rest
 
     def _note(self) -> None:
         """Others are to know that there is this generation."""
@@ -227,13 +231,16 @@ class CacheSink:
         neighbours.register(self._server, self._store)
 
     def erase(self) -> None:
-        if self._generation is None:
-            for one in self._register.read().entries:
-                if one.number != self._parts.names.number:
-                    with closing(self._parts_of(one.number)) as parts:
-                        erasure.erase(parts.names.owner, self._server, parts.transactions)
+        if self._generation is None and self._share is None:
+            for number in sorted({one.number for one in self._register.read().entries} - {self._parts.names.number}):
+                with closing(self._parts_of(number)) as parts:
+                    erasure.erase(parts.names.owner, self._server, parts.transactions)
             self._register.erase()
         self._erase()
+
+    def lanes_before(self) -> int:
+        """Into how many the store is divided, as this one's ledger says it; 0 where that says nothing."""
+        return erasure.lanes_of(self._fields())
 
     def _erase(self) -> None:
         """This generation alone."""
@@ -279,8 +286,7 @@ class CacheSink:
         if not topics or self._server.ask(lambda client: client.exists(ledger.key_of(self._store))):
             return
         self._refuse_shared(topics)
-        shapes = {f"shape:{schema.topic}": ledger.encode_shape(Shape(schema, START)) for schema in topics}
-        left = {"log": "", "projection": self._projection.encode(), **shapes}
+        left = ledger.of_nobody(self._projection, topics)
         self._transactions.change_whole(lambda fields: None if fields else [self._transactions.set(left)])
 
     def _refuse_another_history(self) -> None:
@@ -291,25 +297,17 @@ class CacheSink:
 
     def _read(self) -> CacheLedger | None:
         """None where there is no ledger, or one of a store that is being erased."""
-        fields = self._server.ask(lambda client: ledger.fields_of(client.hgetall(ledger.key_of(self._store))))
+        fields = self._fields()
         return self._decoded(fields) if fields.get("log") else None
+
+    def _fields(self) -> ledger.Fields:
+        return self._server.ask(lambda client: ledger.fields_of(client.hgetall(ledger.key_of(self._store))))
 
     def _decoded(self, fields: ledger.Fields) -> CacheLedger:
         """Raises StoreError for a damaged ledger, Stopped for one that this log does not vouch for."""
-        try:
-            held = CacheLedger.decode(fields)
-        except (ValueError, KeyError, TypeError):
-            hint = "see who writes to it; cdc resume STORE_REFUSES --rebuild builds the store again"
-            raise StoreError(f"store {self.name}: {ledger.key_of(self._store)} is damaged", retryable=False, hint=hint) from None
-        mark, where = Mark(held.log, held.history, held.furthest), f"store {self.name}"
-        if self._log is not None and self._log.lineage() is None:
-            raise of_another_log(mark, where)
-        lineage = self._lineage()
-        believed(mark, lineage, where)
-        for topic in self._selected():
-            if topic.floor and (topic.name in held.at or topic.name in held.shapes):
-                at = max(held.at[topic.name], held.cut.position) if topic.name in held.at else 0
-                refuse_missed(topic, at, [held.history], lineage, where)
+        held = ledgercheck.decoded(self.name, self._store, fields, self._projection)
+        lineage = self._lineage() if self._log is None else self._log.lineage()
+        ledgercheck.refuse_unvouched(self.name, held, lineage, self._selected())
         return held
 
     def _whole(self, held: CacheLedger) -> Cut:
@@ -384,6 +382,16 @@ class CacheSink:
         if changes.column(OP)[0].as_py() in ALONE:
             return barriers.carry_out(changes)
         return self._written(fresh, schema) + stale
+
+    def pass_over(self, changes: pa.RecordBatch) -> None:
+        """Rows of a table of which none is this lane's. A table without progress would count as one that lacks its past."""
+        topic, upto = topic_schema(changes.schema).topic, last_position(changes)
+        chain = self._known.chain(topic)
+        if chain.at is None and self._known.progress(topic) < upto:
+            self._barriers()
+            self._refuse_another_history()
+            self._transactions.stream(chain, [self._transactions.part(topic, [], upto)])
+            self._known.touched.add(topic)
 
     def _written(self, fresh: pa.RecordBatch, schema: TopicSchema) -> Outcome:
         known, chain = self._known, self._known.chain(schema.topic)
@@ -488,7 +496,3 @@ class CacheSink:
 
 def traits(options: Options) -> Traits:  # noqa: ARG001
     return CacheSink.traits
-
-
-def make(name: str, options: Options) -> CacheSink:
-    return CacheSink(name, options)

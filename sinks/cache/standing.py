@@ -70,7 +70,7 @@ class CacheStanding:
         """Raises ConfigError when the template cannot name the table's rows."""
         which = (projection or self.projection, schema)
         if which not in self._bound:
-            self._bound[which] = bind(which[0].of(schema).key, schema)
+            self._bound[which] = bind(which[0].of(schema).key, schema, which[0].lane)
         return self._bound[which]
 
     def keys_there(self, schema: TopicSchema) -> TableKeys | None:
@@ -99,7 +99,7 @@ class CacheStanding:
 def _prefix(held: CacheLedger, topic: str) -> str | None:
     try:
         schema = held.shapes[topic].schema
-        return bind(held.projection.of(schema).key, schema).prefix
+        return bind(held.projection.of(schema).key, schema, held.projection.lane).prefix
     except ConfigError:
         return None
 

@@ -11,6 +11,7 @@ from cdc.model.batch import POSITION, TS, topic_schema
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
 from sinks.cache.keytemplate import TableKeys
+from sinks.cache.lane import Lane
 from sinks.cache.ledger import Base
 from sinks.past import all_keys, rows_and_under, rows_under
 from sinks.render.jsonrows import Texts
@@ -24,19 +25,20 @@ def names(log: LogReader, keys: TableKeys, base: Base, upto: Position) -> Iterat
     shape = keys.schema
     if base.rewritten:
         for batch in rows_under(log, shape, base.position, base.position):
-            yield keys.texts(batch)
+            yield keys.texts(keys.own_rows(batch))
     for batch in all_keys(log, shape.topic, base.position, upto):
         if (texts := _key_texts(batch, shape)) is not None:
-            yield keys.texts_of_keys(texts)
+            yield keys.texts_of_keys(keys.own_keys(texts))
 
 
-def rows(log: LogReader, shape: TopicSchema, upto: Position) -> Iterator[pa.RecordBatch]:
-    """The table's rows as of ``upto``, under this definition, as reads at the positions, and of the times, of the changes that brought them."""
+def rows(log: LogReader, shape: TopicSchema, upto: Position, lane: Lane | None) -> Iterator[pa.RecordBatch]:
+    """The table's rows as of ``upto``, under this definition, as reads at the positions, and of the times, of the changes that brought them. ``lane``: the
+    one whose rows are wanted; None: all."""
     for own, batch in rows_and_under(log, shape, upto, upto):
         for name in (POSITION, TS):
             at = batch.schema.names.index(name)
             batch = batch.set_column(at, batch.schema.field(at), own.column(name))
-        yield batch
+        yield batch if lane is None else lane.rows(batch, shape)
 
 
 def same_names(old: TableKeys, new: TableKeys) -> bool:

@@ -13,7 +13,7 @@ from cdc.model.position import Cut
 from sinks import make_sink, memory, options_model, traits_of
 from sinks.cache import rowwriter
 from sinks.contract import Sink
-from tests.contract.units import MemoryUnits, NoUnits, OpenSearchUnits, RedisUnits, Units, WarehouseUnits
+from tests.contract.units import MemoryUnits, NoUnits, OpenSearchUnits, RedisLanes, RedisUnits, Units, WarehouseUnits
 from tests.logs import LooseLog
 
 
@@ -49,6 +49,7 @@ class Lab:
         readable: bool = True,
         units: Callable[[str], Units] = lambda _: NoUnits(),
         narrow: Callable[[pytest.MonkeyPatch], Narrow] | None = None,
+        spread: bool = False,
     ) -> None:
         self.name = "t" + uuid.uuid4().hex[:8]
         self.units = units(self.name)
@@ -57,6 +58,8 @@ class Lab:
         """Gives one that cannot hold some rows; None: it can hold all."""
         self.kind = kind
         self.server = server
+        self.spread = spread
+        """There are several servers, which say of each other where they are."""
         self.traits = traits_of(options_model(kind).model_validate({"kind": kind, **options}))
         self.readable = readable
         """Whether what was written can be read back, so that the guard has something to compare with."""
@@ -114,6 +117,16 @@ def _redis(fixture: Fixture, value: str) -> Lab:
     return Lab("redis", options, server=cache.server, units=lambda _: units, narrow=_narrow_values)
 
 
+LANES = 5
+"""More than nodes, so that one of them has several."""
+
+
+def _redis_lanes(cluster: Any) -> Lab:
+    units = RedisLanes(cluster, LANES)
+    options = {"url": cluster.url, "lanes": LANES}
+    return Lab("redis", options, server=cluster, units=lambda _: units, narrow=_narrow_values, spread=True)
+
+
 def _narrow_values(patch: pytest.MonkeyPatch) -> Narrow:
     limit = rowwriter.VALUE_BYTES_MAX
     return Narrow(
@@ -143,6 +156,7 @@ LABS: dict[str, Callable[[Fixture], Lab]] = {
     "memory-staged": lambda _: Lab("memory", {"staged": True}, units=MemoryUnits),
     "redis": lambda fixture: _redis(fixture, "json"),
     "redis-hash": lambda fixture: _redis(fixture, "hash"),
+    "redis-lanes": lambda fixture: _redis_lanes(fixture("redis_cluster")),
     "opensearch": lambda fixture: _opensearch(fixture("opensearch")),
     "warehouse": lambda fixture: _warehouse(fixture("spark"), fixture("tmp_path")),
     "console": lambda _: Lab("console", {}, readable=False),

@@ -212,8 +212,8 @@ def test_what_was_not_lost_is_not_brought_again(lab: Lab) -> None:
     step(lab, sink, *FIRST)
     step(lab, sink, *SECOND)
     names = {lab.units.of(topic) for topic in (None, ORDERS.qualified, PAIRS.qualified)}
-    if len(names) < 3:
-        pytest.skip("is one unit")
+    if len(names) < 3 or lab.spread:
+        pytest.skip("has no unit for each table")
     lab.units.lose(lab.units.of(ORDERS.qualified))
     sink = lab.opened()
     assert sink.applied() == ZERO_CUT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from binascii import crc_hqx
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -23,7 +24,7 @@ from sinks.contract import Sink
 from sinks.heldlog import HeldLog
 from sinks.memory import STORES
 from sinks.render.rowtext import row_text
-from tests.contract.labs import Lab
+from tests.contract.labs import LANES, Lab
 from tests.contract.rows import ORDERS, PAIRS, batch, order, schema, upserts
 from tests.contract.test_marks import FIRST, SECOND, bring, pair, step
 from tests.contract.test_sinks import held
@@ -57,6 +58,10 @@ def seen(lab: Lab, log: LooseLog) -> Callable[[], set[str]]:
     """Asks the store itself which rows of ``STAYS`` it shows. ``log``: the one that has filled it."""
     if lab.kind == "memory":
         return lambda: {key for key in STAYS if STORES[lab.name].rows[ORDERS.qualified].get(key, (0, None))[1] is not None}
+    if lab.spread:
+        divided = redis.RedisCluster.from_url(lab._options["url"])
+        names = {key: f"public.orders:{{{crc_hqx(key.encode(), 0) % LANES}}}:{key}" for key in STAYS}
+        return lambda: {key for key, name in names.items() if divided.exists(name)}
     if lab.kind == "redis":
         client = redis.Redis.from_url(lab._options["url"])
         return lambda: {key for key in STAYS if client.exists(f"public.orders:{key}")}

@@ -10,8 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from sinks.cache.lane import Lane
 from sinks.memory import STORES
 from sinks.memoryunits import Store
+from tests.rediscluster import Node, RedisCluster
 
 PUT_BACK_WITHIN_S: Final = 60.0
 
@@ -108,6 +110,49 @@ class RedisUnits:
 
     def close(self) -> None:
         self._client.close()
+
+
+class RedisLanes:
+    """Each lane of a store on a cluster: a slot, whose keys come and go together."""
+
+    def __init__(self, cluster: RedisCluster, lanes: int) -> None:
+        self._cluster = cluster
+        self._slots = {f"lane {number}": Lane(number, lanes).slot for number in range(lanes)}
+
+    def there(self) -> list[str]:
+        return [name for name in self._slots if self._keys(name)]
+
+    def of(self, topic: str | None) -> str:
+        """The lane that has come furthest with the topic."""
+        return max(self._slots, key=lambda name: 0 if topic is None else self._progress(name, topic))
+
+    def lose(self, *names: str) -> None:
+        self.restore({}, *names)
+
+    def copy(self) -> Any:
+        return {name: {key: self._node(name).ask("DUMP", key) for key in self._keys(name)} for name in self._slots}
+
+    def restore(self, copy: Any, *names: str) -> None:
+        for name in names:
+            with self._node(name).client() as client, client.pipeline(transaction=True) as at_once:
+                for key in self._keys(name):
+                    at_once.delete(key)
+                for key, value in copy.get(name, {}).items():
+                    at_once.restore(key, 0, value)
+                at_once.execute()
+
+    def _node(self, name: str) -> Node:
+        return self._cluster.owner(self._slots[name])
+
+    def _keys(self, name: str) -> list[bytes]:
+        found: list[bytes] = self._node(name).ask("CLUSTER", "GETKEYSINSLOT", self._slots[name], 1_000_000)
+        return found
+
+    def _progress(self, name: str, topic: str) -> int:
+        ledger = next((key for key in self._keys(name) if key.endswith(b":ledger")), b"none")
+        return int(self._node(name).ask("HGET", ledger, f"at:{topic}") or 0)
+
+    def close(self) -> None: ...
 
 
 class OpenSearchUnits:

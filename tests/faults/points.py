@@ -19,6 +19,7 @@ ROOMS: Final = {
     "capture": ("log", "seal", "recover", "toast", "stream", "ingest", "capture", "identity", "slot", "publication", "snapshot", "status"),
     "compaction": ("compaction",),
     "cache": ("follower", "cache"),
+    "lanes": ("lanes",),
     "search": ("search",),
     "spreading": ("spreading",),
     "warehouse": ("warehouse",),

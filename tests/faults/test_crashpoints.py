@@ -29,8 +29,10 @@ from tests.faults.nursery import Nursery
 from tests.faults.stores import Written, held_by
 from tests.faults.truth import difference
 from tests.faults.workload import Workload
+from tests.rediscluster import RedisCluster
 
 EVERYTHING = "HEADWATER_FAULTS" in os.environ
+KINDS: Final = (CrashKind.KILL, CrashKind.ERROR, CrashKind.HANG)
 """Set by `make faults`."""
 
 BEFORE = {
@@ -287,7 +289,18 @@ def test_cache(point: str, kind: CrashKind, written: Written, nursery: Nursery, 
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", list(CrashKind) if EVERYTHING else [CrashKind.KILL])
+@pytest.mark.parametrize("kind", KINDS if EVERYTHING else [CrashKind.KILL])
+@pytest.mark.parametrize("point", points.of("lanes"))
+def test_lanes(
+    point: str, kind: CrashKind, written: Written, nursery: Nursery, redis_cluster: RedisCluster, tmp_path: Path
+) -> None:
+    store = {"kind": "redis", "url": redis_cluster.url, "batch_rows": 400, "lanes": 4}
+    scenario = killed_while_built_again if point == "lanes.rebuild_begun" else follow_through_a_fault
+    scenario(point, kind, written, nursery, tmp_path / "follower", store)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", KINDS if EVERYTHING else [CrashKind.KILL])
 @pytest.mark.parametrize("point", points.of("search"))
 def test_search(point: str, kind: CrashKind, written: Written, nursery: Nursery, opensearch: OpenSearch, tmp_path: Path) -> None:
     table = {"truncate": "public.events", "schema": "public.items"}.get(point.split(".")[1], "public.accounts")
@@ -323,7 +336,7 @@ def killed_while_built_again(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", list(CrashKind) if EVERYTHING else [CrashKind.KILL])
+@pytest.mark.parametrize("kind", KINDS if EVERYTHING else [CrashKind.KILL])
 @pytest.mark.parametrize("point", REBUILT["redis"] if EVERYTHING else QUICK["redis"])
 def test_a_cache_built_again(
     point: str, kind: CrashKind, written: Written, nursery: Nursery, valkey: Cache, tmp_path: Path
@@ -333,7 +346,7 @@ def test_a_cache_built_again(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", list(CrashKind) if EVERYTHING else [CrashKind.KILL])
+@pytest.mark.parametrize("kind", KINDS if EVERYTHING else [CrashKind.KILL])
 @pytest.mark.parametrize("point", REBUILT["opensearch"] if EVERYTHING else QUICK["opensearch"])
 def test_a_search_index_built_again(
     point: str, kind: CrashKind, written: Written, nursery: Nursery, opensearch: OpenSearch, tmp_path: Path
@@ -346,7 +359,7 @@ def test_a_search_index_built_again(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", list(CrashKind))
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("point", points.of("stops"))
 def test_stop_states(
     point: str, kind: CrashKind, fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path
@@ -370,7 +383,7 @@ def test_stop_states(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", list(CrashKind) if EVERYTHING else [CrashKind.KILL])
+@pytest.mark.parametrize("kind", KINDS if EVERYTHING else [CrashKind.KILL])
 @pytest.mark.parametrize("point", points.of("supervise"))
 def test_supervisor(
     point: str, kind: CrashKind, fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path

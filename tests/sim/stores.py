@@ -82,6 +82,10 @@ class Lease:
     def refuse(self) -> None:
         self._refused = True
 
+    @property
+    def taken_over(self) -> bool:
+        return False
+
     def raise_above(self, epoch: int) -> int:
         self.epoch = self._site.epoch = max(self._site.epoch, epoch) + 1
         return self.epoch

@@ -18,12 +18,17 @@ from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.home import open_reader
 from cdc.log.memory import MemoryLog, MemoryReader
 from cdc.model.position import Cut, Lsn, Position
-from cdc.state import stops
+from cdc.state import status, stops
+from cdc.state.lease import Beat, Lease, LeaseHeld, path_of
 from sinks import options_model
 from tests.unit.log.changes import USERS, changes
 from tests.unit.log.disks import QuickDisk
 
 STORES = {name: options_model("console").model_validate({"kind": "console"}) for name in ("one", "two")}
+
+
+started: list[str] = []
+"""The stores whose threads were."""
 
 
 class Thread:
@@ -37,11 +42,17 @@ class Thread:
         self.ended = False
         Thread.made.append(self)
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        started.append(self.store)
 
     def join(self) -> None: ...
 
     def check(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _nothing_started() -> None:
+    started.clear()
 
 
 @pytest.fixture
@@ -123,3 +134,70 @@ def test_a_log_that_was_replaced_does_not_end_the_process(tmp_path: Path) -> Non
     reader = Replaced(MemoryLog())
     follower = Follower("twin", STORES["one"], tmp_path / "log", reader, tmp_path / "run", threading.Event())
     StoreLog(follower, reader).look(lambda: None)
+
+
+def test_it_stands_by_for_a_store_that_another_process_follows(tmp_path: Path, reader: LogReader) -> None:
+    """What that one says of the store stays as it is; once it is gone, the store is followed here."""
+    theirs = Lease(tmp_path / "log", "two")
+    status.write(tmp_path, "follow-two", status.FollowerStatus("two", state="following", pid=1))
+    said = (tmp_path / "status" / "follow-two.json").read_bytes()
+    Thread.made = []
+    fleet = Fleet(tmp_path / "log", tmp_path, reader, {}, Thread)
+    fleet.begin(STORES)
+    try:
+        fleet.adapt(STORES)
+        fleet.look()
+        fleet.report()
+        assert [follower.store for follower in fleet.followers] == ["one"]
+        assert (tmp_path / "status" / "follow-two.json").read_bytes() == said
+        assert started == ["one"]
+        theirs.close()
+        fleet.adapt(STORES)
+        assert [follower.store for follower in fleet.followers] == ["one", "two"]
+        assert started == ["one", "two"]
+    finally:
+        fleet.close()
+
+
+def test_nobody_stands_by_who_is_to_end(tmp_path: Path, reader: LogReader) -> None:
+    with closing(Lease(tmp_path / "log", "two")):
+        fleet = Fleet(tmp_path / "log", tmp_path, reader, {}, Thread)
+        with pytest.raises(LeaseHeld, match="already follows store two"):
+            fleet.begin(STORES, stand_by=False)
+        Lease(tmp_path / "log", "one").close()
+
+
+def test_one_that_was_replaced_stands_by(tmp_path: Path, reader: LogReader) -> None:
+    Thread.made = []
+    fleet = Fleet(tmp_path / "log", tmp_path, reader, {}, Thread)
+    fleet.begin(STORES)
+    try:
+        theirs = Lease(tmp_path / "log", "one", over=Beat.of(path_of(tmp_path / "log", "one")))
+        one = next(follower for follower in fleet.followers if follower.store == "one")
+        assert not one.start()
+        assert one.lost
+        assert Thread.made[0].halt.is_set(), "its thread ends"
+        fleet.adapt(STORES)
+        Thread.made[0].ended = True
+        fleet.adapt(STORES)
+        assert [follower.store for follower in fleet.followers] == ["two"]
+        theirs.close()
+        fleet.adapt(STORES)
+        assert sorted(follower.store for follower in fleet.followers) == ["one", "two"]
+    finally:
+        fleet.close()
+
+
+def test_a_store_that_is_taken_out_of_the_configuration_is_no_longer_stood_by_for(tmp_path: Path, reader: LogReader) -> None:
+    Thread.made = []
+    fleet = Fleet(tmp_path / "log", tmp_path, reader, {}, Thread)
+    theirs = Lease(tmp_path / "log", "two")
+    fleet.begin(STORES)
+    try:
+        left = {"one": STORES["one"]}
+        fleet.adapt(left)
+        theirs.close()
+        fleet.adapt(left)
+        assert [follower.store for follower in fleet.followers] == ["one"]
+    finally:
+        fleet.close()

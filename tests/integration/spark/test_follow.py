@@ -316,7 +316,9 @@ def test_one_follower_a_store(traffic: Traffic, tmp_path: Path) -> None:
     lease = Lease(traffic.folder, "cache")
     other, cache = memory.Options(kind="memory"), memory.Options(kind="memory")
     with pytest.raises(HeadwaterError, match=f"process {os.getpid()} already follows store cache"):
-        run_followers(traffic.folder, tmp_path / "run", {"other": other, "cache": cache}, stop=threading.Event())
+        run_followers(
+            traffic.folder, tmp_path / "run", {"other": other, "cache": cache}, until_caught_up=True, stop=threading.Event()
+        )
     lease.close()
     for store in ("other", "cache"):
         Lease(traffic.folder, store).close()

@@ -7,12 +7,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cdc.errors import HeadwaterError
-from cdc.state.lease import FOLDER, Lease
+from cdc.state import lease as leases
+from cdc.state.lease import FOLDER, Beat, Lease, LeaseHeld, LeaseWatch, path_of, take
+from tests.waiting import LONG_S
 
 HOLDER = """
 import sys
@@ -134,3 +141,115 @@ def test_a_log_folder_that_is_made_for_it_is_private(tmp_path: Path) -> None:
     assert (tmp_path / "var" / "log").stat().st_mode & 0o777 == 0o700
     for path in (tmp_path / "var" / "log").rglob("*"):
         assert path.stat().st_mode & 0o077 == 0
+
+
+RENEWING = """
+import sys
+from pathlib import Path
+from cdc.state import lease
+lease.RENEW_S = 0.05
+held = lease.Lease(Path(sys.argv[1]), "search")
+print(held.epoch, flush=True)
+for line in sys.stdin:
+    print(held.ours, held.taken_over, flush=True)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lease and renews it all the time, until it is stopped."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", RENEWING, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def told(process: subprocess.Popen[str], question: str = "") -> str:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    if question:
+        process.stdin.write(question)
+        process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def wait_for_it(folder: Path, watch: LeaseWatch) -> Lease:
+    deadline = time.monotonic() + LONG_S
+    while True:
+        try:
+            return take(folder, "search", watch)
+        except LeaseHeld:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def test_one_that_is_not_renewed_is_taken_over(
+    tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "LAPSE_S", 2.0)
+    epoch, watch = int(told(holder)), LeaseWatch()
+    until = time.monotonic() + 3
+    while time.monotonic() < until:  # it is renewed
+        with pytest.raises(LeaseHeld, match=f"process {holder.pid} already follows"):
+            take(tmp_path, "search", watch)
+        time.sleep(0.02)
+    holder.send_signal(signal.SIGSTOP)
+    lease = wait_for_it(tmp_path, watch)
+    assert lease.epoch > epoch
+    holder.send_signal(signal.SIGCONT)
+    assert told(holder, "?\n") == "False True", "it sees that it is no longer its own"
+    assert lease.ours
+    with pytest.raises(LeaseHeld, match=f"process {os.getpid()} already follows"):
+        Lease(tmp_path, "search")
+    lease.close()
+    assert not lease.taken_over, "whoever has let go of it has not lost it"
+    again = Lease(tmp_path, "search")
+    assert again.epoch > lease.epoch
+    again.close()
+
+
+def test_only_one_of_several_takes_it_over(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    told(holder)
+    holder.send_signal(signal.SIGSTOP)
+    beat = Beat.of(path_of(tmp_path, "search"))
+    together = threading.Barrier(4)
+    taken: list[Lease] = []
+
+    def try_it() -> None:
+        together.wait()
+        with suppress(LeaseHeld):
+            taken.append(Lease(tmp_path, "search", over=beat))
+
+    threads = [threading.Thread(target=try_it) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (lease,) = taken
+    assert lease.ours
+    lease.close()
+    assert not list((tmp_path / FOLDER).glob("search.????????????????")), "nothing is left aside"
+
+
+def test_a_lock_that_is_replaced_while_it_is_opened_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has opened the file of a holder that was taken over gets its lock when that ends, and has got nothing."""
+    first = Lease(tmp_path, "search")
+    opened = os.open
+    others: list[Lease] = []
+
+    def slow(path: Any, *arguments: Any, **named: Any) -> int:
+        fd = opened(path, *arguments, **named)
+        if Path(path) == path_of(tmp_path, "search") and not others:
+            others.append(Lease.__new__(Lease))
+            others[0].__init__(tmp_path, "search", over=Beat.of(path_of(tmp_path, "search")))  # type: ignore[misc]
+            first.close()
+        return fd
+
+    monkeypatch.setattr(os, "open", slow)
+    with pytest.raises(LeaseHeld):
+        Lease(tmp_path, "search")
+    (other,) = others
+    assert other.ours
+    other.close()
