@@ -227,7 +227,7 @@ MUTANTS = (
         "                    self._writer.mark(name.producer, mark.encode())\n                    if now", "                    if now", ("tests/unit/inbox/test_writerside.py",)),
     Mutant("a group's bytes are not compared with its name", "cdc/inbox/groupfile.py", "if digest_of(raw) != name.digest:", "if False:", ("tests/unit/inbox/test_lies.py",)),
     Mutant("compressed buffers are let in", "cdc/inbox/groupfile.py", ' or _compressed(message.metadata.to_pybytes())', "", ("tests/unit/inbox/test_lies.py",)),
-    Mutant("a row that leaves its condition stays in the store", "sinks/holding.py", "(found.failures or found.left_out.any())", "found.failures", FORMULA),
+    Mutant("a row that leaves its condition stays in the store", "sinks/givenrows.py", "(found.failures or found.left_out.any())", "found.failures", FORMULA),
     Mutant("what a condition leaves out can fail", "sinks/formula.py", "            if live[row] and not left_out[row]:\n", "            if live[row]:\n", FORMULA),
     Mutant("a column that only has the name of a used one stands for it", "sinks/formula.py",
         "numbered = self.number and schema.origin == origin", "numbered = False", FORMULA),
