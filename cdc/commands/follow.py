@@ -28,7 +28,7 @@ def follow(
         ),
     ] = None,
 ) -> None:
-    """Keep one store equal to the log, in this process."""
+    """Keep one store equal to the log, in this process. Stands by while another process does, and takes its place."""
     settings = invocation(context).settings()
     options = store_options(settings, name)
     from cdc.follow.beginning import beginning_at, beginning_of

@@ -118,7 +118,9 @@ class Fleet:
             one.waits = True
         else:
             if one.waits:
-                _log(store).warning("nobody follows it any more, or has renewed the lease: taken over", facts={"store": store})
+                _log(store).warning(
+                    "whoever followed it has ended, or no longer renews its lease: taken over", facts={"store": store}
+                )
             one.waits = False
 
     def _start(self, one: _Standing) -> None:

@@ -71,6 +71,11 @@ def numbers(texts: pa.Array, of: int) -> Numbers:
     return found
 
 
+def warm_up() -> None:
+    """Compiles or loads the kernel (see ``jsonrows.warm_up``)."""
+    numbers(pa.array(["k"], pa.utf8()), 2)
+
+
 def _table() -> npt.NDArray[np.int64]:
     return np.array([binascii.crc_hqx(bytes([byte]), 0) for byte in range(256)], np.int64)
 

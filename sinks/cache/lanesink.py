@@ -22,7 +22,7 @@ from cdc.model.batch import ALONE, OP, POSITION, topic_schema
 from cdc.model.position import Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.cache.cluster import ClusterMap, LaneShare, SlotRoute
-from sinks.cache.lane import Lane, Numbers, joined, numbers
+from sinks.cache.lane import Lane, Numbers, joined, numbers, warm_up
 from sinks.cache.options import Options
 from sinks.cache.sink import CacheSink
 from sinks.contract import NOTHING, CameRows, DeadLetter, Outcome, Shape, TopicAsOf, audit_schema
@@ -67,6 +67,7 @@ class DividedCacheSink:
     # -- the store as a whole -------------------------------------------------------------------------------------------
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
+        warm_up()
         self._cluster.forget()
         self._log = log
         if epoch is not None:
