@@ -111,6 +111,7 @@ class LaneShare:
 @dataclass(frozen=True, slots=True)
 class _Fixed:
     at: Address
+    slot: None = None
 
     def address(self) -> Address:
         return self.at

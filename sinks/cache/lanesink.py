@@ -149,9 +149,11 @@ class DividedCacheSink:
             lane.prepare(schema)
 
     def shape(self, topic: str) -> Shape | None:
-        """Where they differ, as in the middle of a change of the definition, that of the lane that is furthest behind."""
-        found = [shape for lane in self._lanes if (shape := lane.shape(topic)) is not None]
-        return min(found, key=lambda shape: shape.position, default=None)
+        """Where they differ, as in the middle of a change of the definition, that of the lane that is furthest behind: None where one has lost its own, as
+        whoever follows the store takes every change before its shape for applied."""
+        found = [lane.shape(topic) for lane in self._lanes]
+        there = [shape for shape in found if shape is not None]
+        return min(there, key=lambda shape: shape.position) if len(there) == len(found) else None
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
         if len(changes) == 0:

@@ -29,13 +29,16 @@ READ_KEYS: Final = 500
 
 
 def scanned(server: Server, prefix: str) -> Iterator[list[bytes]]:
-    """The keys below the prefix, in pieces of at most ``READ_KEYS``. Some may come twice."""
+    """The keys below the prefix, in pieces of at most ``READ_KEYS``. Some may come twice. Raises StoreError (retryable), perhaps after the last piece, where
+    some may be missing."""
+    server.refuse_moving()
     pattern = pattern_of(prefix)
     cursor = 0
     while True:
         cursor, found = server.ask(partial(_page, cursor, pattern))
         yield from (found[start : start + READ_KEYS] for start in range(0, len(found), READ_KEYS))
         if cursor == 0:
+            server.refuse_moving()
             return
 
 

@@ -56,7 +56,8 @@ class _AskedPage:
 
 
 def pages(server: Server, store: str, keys: TableKeys, form: Form) -> Iterator[Page]:
-    """All keys below the table's prefix, each once."""
+    """All keys below the table's prefix, each once. Raises StoreError (retryable), perhaps after the last page, where some may be missing."""
+    server.refuse_moving()
     look = command("HMGET", ledger.key_of(store), *ledger.LOOK, f"at:{keys.schema.topic}")
     seen, count = SeenKeys(), _FIRST_COUNT
     awaited: deque[_AskedPage | None] = deque([None])
@@ -80,6 +81,7 @@ def pages(server: Server, store: str, keys: TableKeys, form: Form) -> Iterator[P
                 awaited.append(asked)
             if request:
                 wire.send(request)
+    server.refuse_moving()
 
 
 def page_of(answer: Bytes) -> tuple[bytes, pa.Array]:

@@ -30,6 +30,11 @@ Address = tuple[str, int]
 class Route(Protocol):
     """The way to a server that may be another one later."""
 
+    @property
+    def slot(self) -> int | None:
+        """What is looked for there; None: anything that any node answers."""
+        ...
+
     def address(self) -> Address:
         """Raises StoreError."""
         ...
@@ -120,6 +125,20 @@ class Server:
             )
         if info.get("role") == "slave":
             raise redis_error(self._store, "READONLY")
+
+    def refuse_moving(self) -> None:
+        """Raises StoreError (retryable) while the slot that is looked for moves, or has moved: no command says of a look at all keys that some of them are
+        another server's by now. To be asked before such a look, and behind it."""
+        if self._route is None or (slot := self._route.slot) is None:
+            return
+        nodes: dict[str, dict[str, Any]] = self.ask(lambda client: client.execute_command("CLUSTER NODES"))  # type: ignore[no-untyped-call]
+        mine = next(one for one in nodes.values() if "myself" in one["flags"])
+        if any(int(one["slot"]) == slot for one in mine["migrations"]):
+            self.drop()
+            raise slot_moving(self._store, "ASK")
+        if not any(int(part[0]) <= slot <= int(part[-1]) for part in mine["slots"]):
+            self.drop()
+            raise slot_moving(self._store, "MOVED")
 
     @property
     def address(self) -> str:
