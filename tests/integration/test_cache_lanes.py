@@ -181,6 +181,37 @@ def open_and_apply(site: Site, sink: DividedCacheSink, first: int) -> None:
     sink.apply(upserts(NUMBERED, first, [order(7, f"at {first}")]))
 
 
+def test_where_a_lane_has_lost_its_shape_the_store_has_none(private: Site) -> None:
+    """Whoever follows it takes every change before the shape for applied."""
+    sink = private.opened()
+    private.feed(sink, 1, [order(i, "new") for i in range(50)])
+    private.commit(sink, 50)
+    assert sink.shape("public.orders") is not None
+    lane = Lane(3, LANES)
+    private.cluster.owner(lane.slot).ask("DEL", f"cdc:{{{lane.number}}}:cache:ledger")
+    again = private.sink()
+    assert private.open(again) == 0
+    assert again.shape("public.orders") is None
+
+
+def test_nobody_looks_through_a_slot_that_moves(private: Site) -> None:
+    sink = private.opened()
+    private.feed(sink, 1, [order(i, "new") for i in range(200)])
+    private.commit(sink, 200)
+    lane = Lane(2, LANES)
+    there = private.cluster.owner(lane.slot)
+    other = next(node for node in private.cluster.nodes if node is not there)
+    private.cluster.begin_move(lane.slot, other)
+    some = [key for key in (key.decode() for key in there.ask("CLUSTER", "GETKEYSINSLOT", lane.slot, 1000)) if ":ledger" not in key]
+    private.cluster.move_keys(lane.slot, other, *some[:5])
+    with pytest.raises(StoreError, match="is moving a slot") as refused:
+        private.statuses()
+    assert refused.value.retryable
+    private.cluster.move_keys(lane.slot, other)
+    private.cluster.end_move(lane.slot, other)
+    assert len(private.statuses()) == 200
+
+
 def test_a_replica_that_lacks_the_last_writes_takes_over(private: Site) -> None:
     """A node's lanes go back in time together, ledgers and rows; the others keep what they have, and skip it when it comes again."""
     cluster = private.cluster
