@@ -78,20 +78,25 @@ class Repairer:
         self._tables: dict[str, SourceTable] | None = None
 
     def send(self, found: TableInWork, tell: Callable[[], None]) -> Sent:
-        """Returns once all that can be sent again is durable in the log. ``tell`` is called often.
+        """Returns once all that can be sent again is durable in the log, or capture has not come to it in time. ``tell`` is called often.
 
-        Raises WaitTimeout, Stopped where capture stops meanwhile, SourceError where the tables cannot be looked at.
+        Raises Stopped where capture stops meanwhile, SourceError where the tables cannot be looked at.
         """
+        schema = TopicSchema.of(found.target.table)  # by its own key, whatever else names the places of rows in the store
         differing = found.differing
         if not differing.keys.num_rows or not found.target.captured:
             return Sent(found, differing.only(()))  # of a table that the log does not have, the audit says so
-        problem = self._unaskable(found.target.schema)
+        problem = self._unaskable(schema)
         if problem is not None:
             return Sent(found, differing.only(()), problem)
-        differing, problem = self._askable(differing, found.target.schema)
-        keys = self._keys(differing, found.target.schema)
+        differing, problem = self._askable(differing, schema)
+        keys = self._keys(differing, schema)
         for first in range(0, len(keys), KEYS_AT_ONCE):
-            failed = self._ask(Request(found.target.schema.topic, keys=keys[first : first + KEYS_AT_ONCE]), tell)
+            wanted = tuple(dict.fromkeys(keys[first : first + KEYS_AT_ONCE]))  # a row may differ at two places
+            try:
+                failed = self._ask(Request(schema.topic, keys=wanted), tell)
+            except WaitTimeout as late:
+                return Sent(found, differing.only(range(first)), late.line())
             if failed is not None:
                 return Sent(found, differing.only(range(first)), f"they cannot be read again: {failed} → cdc doctor")
         return Sent(found, differing, problem)
@@ -112,8 +117,8 @@ class Repairer:
     def _askable(self, differing: Differing, schema: TopicSchema) -> tuple[Differing, str | None]:
         """Without the keys that can be no row's: somebody else has put something under them, and no change of the table would take it away."""
         known = np.ones(differing.keys.num_rows, np.bool_)
-        for column in differing.keys.columns:
-            known &= column.is_valid().to_numpy(zero_copy_only=False)
+        for name in self._index(schema):
+            known &= differing.keys.column(name).is_valid().to_numpy(zero_copy_only=False)
         at = np.flatnonzero(known)
         wrong = differing.keys.num_rows - at.size
         while at.size:

@@ -36,6 +36,8 @@ _FILTER: Final = (
 )
 _MEMORY_BYTES: Final = 8 << 20
 """Kept of each size for the next blocks."""
+LOCK_TIMEOUT_S: Final = 30
+"""Whoever keeps a table locked is not waited for without an end, as the snapshot would keep the server from cleaning up."""
 _PAGE_BYTES: Final = 8192
 _PAGE_HEADER_BYTES: Final = 40
 
@@ -50,6 +52,7 @@ def snapshot(connection: psycopg.Connection) -> Iterator[Lsn]:
     try:
         # A policy must make the audit fail, not hide rows from it.
         connection.execute("set local row_security = off")
+        connection.execute("select set_config('lock_timeout', %s, true)", (f"{LOCK_TIMEOUT_S}s",))
         connection.execute("select pg_current_snapshot()")
         row = connection.execute(_LSN).fetchone()
         assert row is not None

@@ -43,6 +43,7 @@ from snapshots.requests import Requests
 from tests.conftest import Database
 from tests.contract.labs import LABS, Lab
 from tests.integration.pipeline import service, settings_of
+from tests.waiting import until
 
 Row = dict[str, Any]
 DDL = "create table public.t (id bigint primary key, a text, n numeric(10,2), u numeric, c char(5), b bool, at timestamptz)"
@@ -725,3 +726,34 @@ def test_a_published_table_that_the_log_does_not_know_is_a_difference(
     assert unseen.tally.missing == 1
     assert "the log has nothing of this table" in (unseen.error or "")
     assert not result.equal
+
+
+def test_a_table_that_its_owner_has_locked_keeps_no_other_from_being_audited_and_repaired(
+    source: psycopg.Connection, postgres: Database, tmp_path: Path, valkey: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Locked before the audit, it is not compared; locked when its rows are to be sent again, it is said that they are to come."""
+    source.execute(
+        "create table public.a (id int primary key); insert into public.a values (1), (2); alter publication cdc add table public.a"
+    )
+    monkeypatch.setattr("cdc.source.rows.LOCK_TIMEOUT_S", 1)
+    settings = settings_of(postgres, tmp_path, {"copy": {"kind": "redis", "url": valkey.url, "key": "{table}:{id}"}})
+    with service(settings), postgres.connect(autocommit=True) as owner, valkey.client() as client:
+        [result] = audit(settings, timeout_s=CATCH_UP_S)
+        assert result.equal, result.to_json()
+        client.delete("a:1", "t:1")
+
+        def lock(now: Progress) -> None:
+            if now.phase == "repairing" and owner.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+                owner.execute("begin; lock table public.a")
+
+        [result] = audit(settings, timeout_s=5, repair=True, progress=lock)
+        first, second = (one.repair for one in result.tables)
+        assert (result.tables[0].table, second) == ("public.a", Repair(missing=1)), result.to_json()
+        assert first is not None
+        assert (first.rows, (first.problem or "").partition(" within ")[0]) == (0, "capture has not read 1 row of public.a again")
+        assert client.get("t:1") is not None
+        [result] = audit(settings, timeout_s=CATCH_UP_S)
+        assert "lock timeout" in (result.tables[0].error or ""), result.to_json()
+        assert result.tables[1].equal
+        owner.execute("rollback")
+        until(lambda: client.get("a:1"))

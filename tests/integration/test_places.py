@@ -206,3 +206,20 @@ def test_keys_of_rows_that_change_are_deleted_and_nothing_is_compared(
         assert client.get("o:gone:1") == b"of nobody's row"
         with pytest.raises(ConfigError, match=r"store 'cache' keeps no rows of 'public.orders'"):
             audit(settings, table="public.orders", timeout_s=CATCH_UP_S)
+
+
+@pytest.mark.usefixtures("source")
+def test_rows_of_which_others_name_the_places_are_repaired_too(postgres: Database, valkey: Cache, tmp_path: Path) -> None:
+    settings = shop(postgres, tmp_path, valkey, {"key": "o:{region}:{id}"})
+    with service(settings), valkey.client() as client:
+        assert [one.equal for one in audit(settings, timeout_s=CATCH_UP_S)] == [True]
+        client.delete("o:us:1")
+        client.set("o:us:5", client.get("o:us:5").replace(b'"x"', b'"other"'))
+        client.delete("o:\\N:2")
+        client.set("o:eu:1001", client.get("o:eu:4").replace(b'"id":4', b'"id":1001'))
+        [result] = audit(settings, timeout_s=CATCH_UP_S, repair=True)
+        repair = result.tables[0].repair
+        assert repair is not None
+        assert (repair.missing, repair.different, repair.extra, repair.problem) == (2, 1, 1, None), result.to_json()
+        assert repair.left == 1, "no change of the table takes away what stands where no row of it was"
+        assert client.get("o:us:1") is not None
