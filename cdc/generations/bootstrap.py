@@ -142,6 +142,10 @@ class Bootstrap:
 
     def _shown(self, phase: str, cut: Cut, rows: int = 0, expected: int = 0) -> None:
         self.show(BuildProgress(phase, rows, expected))
+        if (
+            self._begins
+        ):  # what was read again is read from there to build and to compare, so the log has to keep it until readers see it
+            cut = replace(cut, position=min(self._begins.values()))
         self._reporter.progress(cut, phase, rows, expected)
 
     def _catching_up(self, cut: Cut, taken: int, of: int) -> None:
