@@ -50,6 +50,7 @@ class HeldLog:
         """How far the definitions go, by topic, that the log had when the topic's holding was bound or settled."""
         self._settled = False
         self._failures_stay = False
+        self._begins: Mapping[str, Position] = {}
 
     def forget(self) -> None:
         """To be called before the store is opened (again)."""
@@ -67,6 +68,13 @@ class HeldLog:
         used until ``forget``."""
         found = copy(self)
         found._failures_stay = True
+        return found
+
+    def beginning_at(self, begins: Mapping[str, Position]) -> HeldLog:
+        """The same log, of whose topics nothing at or before these positions is read: all that counts has come again behind them. A topic that is not named begins
+        where it does. To be used until ``forget``."""
+        found = copy(self)
+        found._begins = begins
         return found
 
     def settle(self, sink: Sink) -> None:
@@ -155,14 +163,15 @@ class HeldLog:
             raise ValueError("a store is given no old rows")
         if keys_only:
             raise ValueError("what a store holds of a change may depend on all of its columns")
-        batches = self._log.read(topic, after, upto, history)
+        after = max(after, self._begins.get(topic, START))
+        batches = self._log.read(topic, after, upto, history) if after < upto or topic not in self._begins else iter(())
         return self._moving(topic, batches) if self.holding(topic).places else self._given(topic, batches)
 
     def changes_at(self, topic: str, positions: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         return self._given(topic, self._log.changes_at(topic, positions))
 
     def state(self, topic: str, upto: Position) -> TopicState | None:
-        found = self._log.state(topic, upto)
+        found = None if topic in self._begins else self._log.state(topic, upto)
         holding = self.holding(topic)
         return found if found is None or holding.everything else _HeldState(found, self._maker(holding))
 
@@ -209,7 +218,7 @@ class HeldLog:
         return self._log.wait(after, timeout_s)
 
     def cut_within(self, after: Position, max_rows: int, max_bytes: int) -> Cut:
-        return self._log.cut_within(after, max_rows, max_bytes)
+        return self._log.cut_within(max(after, min(self._begins.values(), default=START)), max_rows, max_bytes)
 
     def cut_at_lsn(self, lsn: Lsn) -> Cut | None:
         return self._log.cut_at_lsn(lsn)

@@ -152,7 +152,7 @@ def _until_shown(
     while True:
         if target is None:
             cut = reader.cut_at_lsn(wanted)
-            received, complete = _capture_says(settings, reader.head())
+            received, complete = capture_says(settings, reader.head())
             target = target_of(reader, cut, wanted, received, complete)
             if target is not None:
                 target = max(target, clean_point(reader, settings.stores[store].tables))
@@ -238,7 +238,8 @@ def parse_wanted(text: str) -> Lsn:
         raise ConfigError(f"{text!r} is not an LSN: {error}", hint="select pg_current_wal_insert_lsn() gives one") from None
 
 
-def _capture_says(settings: Settings, head: Cut) -> tuple[Lsn, Position | None]:
+def capture_says(settings: Settings, head: Cut) -> tuple[Lsn, Position | None]:
+    """How far capture has received the stream, and from where on the log is complete (None: it is not), for ``target_of``."""
     saved = status.read_capture(settings.run_dir)
     if saved is None:
         return head.commit_lsn, None

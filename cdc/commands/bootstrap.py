@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from cdc.commands.audit import lines as audit_lines
 from cdc.commands.invocation import KEEP_OLD, checked_time, generations, invocation, kept_for, open_log, store_options
 from cdc.commands.output import console, line, print_json, progress_bar, seconds
 from cdc.daemon.signals import stop_on_signals
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
     from cdc.generations.bootstrap import Bootstrapped, BuildProgress
     from cdc.generations.decisions import CarriedDecisions
     from cdc.settings.models import Settings
+
+
+class Against(StrEnum):
+    """The values of ``--audit`` and ``--from``."""
+
+    LOG = "log"
+    SOURCE = "source"
+
 
 _LINE_EVERY_S: Final = 5.0
 _POLL_S: Final = 0.2
@@ -39,6 +49,17 @@ def bootstrap(
             help="How long the former generation is kept and fed for cdc rollback, such as 90s, 15m, 24h or 7d; or forever. cdc run removes it then.",
         ),
     ] = KEEP_OLD,
+    from_: Annotated[
+        Against,
+        typer.Option(
+            "--from",
+            help="Build it from the log; or have capture read the rows of all its tables into the log again first, where that no longer has them all.",
+        ),
+    ] = Against.LOG,
+    audit: Annotated[
+        Against,
+        typer.Option(help="Compare every row before the swap: with the log, or with the log and then with the database."),
+    ] = Against.LOG,
     in_place: Annotated[
         bool,
         typer.Option(
@@ -51,21 +72,33 @@ def bootstrap(
     """Build a store again from the log beside the live one, compare every row, and swap the two in one step. Exit 1, and nothing swapped, if a row differs."""
     settings = invocation(context).settings()
     options = store_options(settings, name)
+    if in_place and from_ is Against.SOURCE:
+        raise ConfigError("a store is built in place from the log", hint="cdc snapshot TABLE --replace reads a table again")
+    if in_place and audit is Against.SOURCE:
+        raise ConfigError(
+            "nothing is compared before readers see it where a store is built in place", hint=f"cdc audit {name}, afterwards"
+        )
     if in_place:
         rebuild_in_place(settings, name, as_json=as_json)
         return
     from cdc.follow.rules import Rules
     from cdc.generations.bootstrap import Bootstrap
+    from cdc.generations.database import AskedDatabase, refuse_without_capture
     from cdc.lookup.former import held_log
     from cdc.state.approvals import approved
 
     out = console()
     own(settings.run_dir, "run_dir")
+    if Against.SOURCE in (audit, from_):
+        refuse_without_capture(settings)
     with stop_on_signals() as stop, closing(open_log(settings)) as log, generations(settings, name) as found:
         rules = Rules(name, options, settings.contracts, approved(settings.run_dir, name))
         with _shown(out, name, quiet=as_json) as show:
             held = held_log(log, name, options, settings.log.dir)
-            done = Bootstrap(settings.log.dir, settings.run_dir, held, found, rules, kept_for(keep_old), stop, show).carry_out()
+            database = AskedDatabase(settings, name, held, from_ is Against.SOURCE, audit is Against.SOURCE, stop.is_set)
+            done = Bootstrap(
+                settings.log.dir, settings.run_dir, held, found, rules, kept_for(keep_old), stop, show, database
+            ).carry_out()
     if as_json:
         print_json(facts(name, done))
     else:
@@ -117,6 +150,7 @@ def facts(name: str, done: Bootstrapped) -> dict[str, object]:
         "seconds": done.seconds,
         "tables": tables,
         "decisions": decided(done.decisions),
+        "audit": None if done.audit is None else done.audit.to_json(),
     }
 
 
@@ -148,6 +182,7 @@ def lines(name: str, done: Bootstrapped) -> Iterator[str]:
         yield f"{name} {table.table}: {said}, {counted(table.rows, 'row')}{apart}"
         for key in table.keys:
             yield "  (" + ", ".join(f"{column}={'NULL' if value is None else value}" for column, value in key.items()) + ")"
+    yield from [] if done.audit is None else audit_lines([done.audit])
     took = f"{counted(done.rows, 'row')} in {done.seconds:.1f} s"
     if done.swapped:
         yield f"{name}: generation {done.number} is live at position {done.cut.position}, {took}"

@@ -1,8 +1,10 @@
 """The next generation of a store, built from the log beside the live one, which is read and followed meanwhile as ever.
 
-1. *Building*: the rows as of the log's head are computed from the log and written, as when a store is built again in place (``cdc.follow.rebuild``).
+1. *Reading*, if that is asked for: capture reads the rows of all tables into the log once more (``cdc.generations.database``), and what follows goes by that alone.
+   *Building*: the rows as of the log's head are computed from the log and written, as when a store is built again in place (``cdc.follow.rebuild``).
 2. *Catching up*: what the log has got since is applied, as a follower does.
-3. *Comparing*: every row of the generation with the log's fold, at the cut where it stands. One that differs is not put into anybody's hands.
+3. *Comparing*: every row of the generation with the log's fold, at the cut where it stands, and with the database, if that is asked for. One that differs is
+   not put into anybody's hands.
 4. *Swapping*: what operators have decided about dead letters comes along, the live generation is held, what it has got last is applied here, too, and readers see
    this one from then on.
 
@@ -14,12 +16,13 @@ fence; the store's follower fences this process by its epoch once the generation
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from cdc.audit.findings import Progress, StoreAudit
 from cdc.clock import MACHINE
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, PositionGone, Stopped, StopState, StoreError
@@ -28,16 +31,18 @@ from cdc.follow.rebuild import Rebuilding
 from cdc.follow.rules import Rules
 from cdc.generations.alone import alone, writing
 from cdc.generations.comparison import TableComparison, compare
+from cdc.generations.database import AskedDatabase
 from cdc.generations.decisions import CarriedDecisions
 from cdc.generations.follower import BUILDER_EPOCH, PASSES_MAX, GenerationFollower
 from cdc.generations.refusals import refuse_beyond
 from cdc.generations.reporter import GenerationReporter
 from cdc.generations.swap import put_in_place
 from cdc.log.contract import COMES_WITH_CAPTURE, selected
+from cdc.log.orphans import ended_topics
 from cdc.model.lineage import Lineage, believed
-from cdc.model.position import Cut
-from cdc.replay.state import refuse_compacted
-from sinks.contract import CameRows, Sink, TopicAsOf
+from cdc.model.position import START, Cut, Position
+from cdc.replay.state import refuse_compacted_topic
+from sinks.contract import CameRows, Shape, Sink, TopicAsOf
 from sinks.generations import Generation, Generations, GenerationState
 from sinks.heldlog import HeldLog
 
@@ -50,14 +55,15 @@ class BuildProgress:
     """The work at this moment. ``expected``: how many rows there are at most; 0 where that is not known."""
 
     phase: str
-    """building | catching up | comparing | swapping"""
+    """reading | building | catching up | comparing | comparing with the database | swapping"""
     rows: int = 0
     expected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrapped:
-    """``swapped`` is False where a table differs from the log."""
+    """``swapped`` is False where a table differs from the log, or from the database. ``audit``: what that comparison has found, where it was asked for and the log
+    was equal."""
 
     number: int
     former: int
@@ -67,12 +73,13 @@ class Bootstrapped:
     seconds: float
     tables: tuple[TableComparison, ...]
     decisions: CarriedDecisions
+    audit: StoreAudit | None = None
 
 
 @dataclass(slots=True)
 class Bootstrap:
     """One store's. ``keep_s``: for so long the former generation is kept, None: without an end. ``show``: called often, from the thread of ``carry_out``. ``stop``
-    ends it, with a retryable StoreError."""
+    ends it, with a retryable StoreError. ``database``: what the database is asked for."""
 
     log_dir: Path
     run_dir: Path
@@ -82,13 +89,14 @@ class Bootstrap:
     keep_s: float | None
     stop: threading.Event
     show: Callable[[BuildProgress], None] = lambda _: None
+    database: AskedDatabase | None = None
     _follower: GenerationFollower = field(init=False)
-    _rebuilding: Rebuilding = field(init=False)
+    _begins: Mapping[str, Position] = field(default_factory=dict, init=False)
+    """Topics whose rows were read again behind these positions."""
     _reporter: GenerationReporter = field(init=False)
 
     def __post_init__(self) -> None:
         self._follower = GenerationFollower(self.log_dir, self.reader, self.rules, self.stop, self._catching_up)
-        self._rebuilding = Rebuilding(self.rules, self.reader, self.stop, lambda: None)
 
     @property
     def name(self) -> str:
@@ -112,9 +120,16 @@ class Bootstrap:
             self._reporter = GenerationReporter(self.run_dir, self.name, number, "building")
             with writing(self.log_dir, self.name, number), closing(self.generations.sink(number)) as sink:
                 try:
-                    cut = self._at_the_head(sink, number)
+                    cut = (
+                        self._read_again(sink)
+                        if self.database is not None and self.database.reads
+                        else self._at_the_head(sink, number)
+                    )
                     cut, tables = self._judged(sink, cut)
-                    equal, decided = not any(table.differ for table in tables), CarriedDecisions()
+                    equal, decided, audit = not any(table.differ for table in tables), CarriedDecisions(), None
+                    if equal and self.database is not None and self.database.compares:
+                        audit = self._audited(self.database, sink, cut)
+                        cut, equal = self._brought_up(sink), audit.equal
                     if equal:
                         self._shown("swapping", cut)
                         cut, decided = put_in_place(self._follower, self.generations, sink, cut, (number, live), self.keep_s)
@@ -123,10 +138,14 @@ class Bootstrap:
                 except ChangeWaits as waits:
                     raise waits.pause.stopped from None
         rows = sum(table.rows for table in tables)
-        return Bootstrapped(number, live, equal, cut, rows, MACHINE.monotonic() - began, tables, decided)
+        return Bootstrapped(number, live, equal, cut, rows, MACHINE.monotonic() - began, tables, decided, audit)
 
     def _shown(self, phase: str, cut: Cut, rows: int = 0, expected: int = 0) -> None:
         self.show(BuildProgress(phase, rows, expected))
+        if (
+            self._begins
+        ):  # what was read again is read from there to build and to compare, so the log has to keep it until readers see it
+            cut = replace(cut, position=min(self._begins.values()))
         self._reporter.progress(cut, phase, rows, expected)
 
     def _catching_up(self, cut: Cut, taken: int, of: int) -> None:
@@ -147,6 +166,15 @@ class Bootstrap:
         newest = there[-1]
         return live, newest.number if newest.state is GenerationState.BUILDING else newest.number + 1
 
+    def _read_again(self, sink: Sink) -> Cut:
+        """Whatever was begun before was of other rows, so it is filled again."""
+        assert self.database is not None
+        begin = self.reader.head()
+        self._shown("reading", begin)  # from here on the log keeps what comes
+        self._begins = self.database.read_again(lambda rows, of: self._shown("reading", begin, rows, of))
+        crashpoint("generations.read_again")
+        return self._built(sink)
+
     def _at_the_head(self, sink: Sink, number: int) -> Cut:
         mark = next((one.mark for one in self.generations.all() if one.number == number), None)
         if mark is not None and mark.cut.position:
@@ -155,6 +183,13 @@ class Bootstrap:
             except Stopped as stopped:
                 if stopped.state not in _BEYOND_HELP:
                     raise
+        try:
+            return self._built(sink)
+        except PositionGone as gone:
+            hint = f"cdc bootstrap {self.name} --from source, for which capture reads the rows of its tables into the log again"
+            raise PositionGone(str(gone).removeprefix(f"{gone.state}: "), hint=hint) from None
+
+    def _built(self, sink: Sink) -> Cut:
         self._build(sink)
         crashpoint("generations.built")
         return self._brought_up(sink)
@@ -181,8 +216,20 @@ class Bootstrap:
             return rows
 
         self._shown("building", cut, 0, expected)
-        topics = [replace(topic, rows=counted(topic)) for topic in self._rebuilding.topics(sink, cut)]
-        sink.rebuild(self.reader, BUILDER_EPOCH, cut, topics)
+        rebuilding = self._rebuilding()
+        topics = [replace(topic, rows=counted(topic)) for topic in self._topics(rebuilding, sink, cut)]
+        sink.rebuild(rebuilding.reader, BUILDER_EPOCH, cut, topics)
+
+    def _rebuilding(self) -> Rebuilding:
+        reader = self.reader.beginning_at(self._begins) if self._begins else self.reader
+        return Rebuilding(self.rules, reader, self.stop, lambda: None)
+
+    def _topics(self, rebuilding: Rebuilding, sink: Sink, cut: Cut) -> list[TopicAsOf]:
+        """The topics as of the cut; a table without rows, of which there was nothing to read again, is among them."""
+        found = rebuilding.topics(sink, cut)
+        known = {one.shape.schema.topic for one in found} | ended_topics(self.reader).keys()
+        empty = [one for one in selected(self.reader, self.rules.options.tables) if one.name in self._begins.keys() - known]
+        return [*found, *(TopicAsOf(Shape(one.schema, START), lambda: iter(())) for one in empty)]
 
     def _judged(self, sink: Sink, cut: Cut) -> tuple[Cut, tuple[TableComparison, ...]]:
         """The tables as they compare at a cut of which the log still shows all rows: what compaction has taken meanwhile would seem to be too much in the store."""
@@ -193,9 +240,18 @@ class Bootstrap:
             cut = self._follower.catch_up(sink, cut)
         raise StoreError(f"store {self.name}: the log is compacted faster than its new generation is compared", retryable=True)
 
+    def _audited(self, database: AskedDatabase, sink: Sink, cut: Cut) -> StoreAudit:
+        def scanned(now: Progress) -> None:
+            self._shown("comparing with the database", cut, now.store_rows, now.expected_rows)
+
+        return database.compare(sink, lambda: self._brought_up(sink), scanned)
+
     def _compacted(self, topic: str, cut: Cut) -> bool:
+        known = next((one for one in self.reader.topics() if one.name == topic), None)
+        if known is not None and topic in self._begins:
+            known = replace(known, kept_from=START)  # what came before does not count
         try:
-            refuse_compacted(self.reader, topic, cut.position)
+            refuse_compacted_topic(known, cut.position)
         except PositionGone:
             return True
         return False
@@ -209,10 +265,11 @@ class Bootstrap:
             self._shown("comparing", cut, before + rows, expected)
 
         scanned(0)
-        for topic in self._rebuilding.topics(sink, cut):
+        rebuilding = self._rebuilding()
+        for topic in self._topics(rebuilding, sink, cut):
             found.append(compare(sink, topic, scanned))
             before += found[-1].rows
-        self._rebuilding.name_failed(sink)  # here, as the process may have been killed since it was built
+        rebuilding.name_failed(sink)  # here, as the process may have been killed since it was built
         crashpoint("generations.compared")
         return tuple(found)
 

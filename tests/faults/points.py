@@ -53,10 +53,16 @@ def of(room: str) -> list[str]:
     return sorted(name for name in places() if name.partition(".")[0] in ROOMS[room])
 
 
-def of_generations(room: str) -> list[str]:
-    """Those of a generation that is built and swapped; where the store matters, of the store of this room. Removing one is another matter."""
-    others = tuple(f"generations.{one}_" for one in ("search", "cache", "warehouse") if one != room)
-    return [name for name in of("generations") if not name.startswith(others) and not name.endswith(("_erased", "_removed"))]
+def generation_steps(kind: str) -> list[str]:
+    """The steps in which the next generation of a store of this kind ("cache") is built of the log alone, and put in place."""
+    others = tuple(f"generations.{one}_" for one in ("search", "cache", "warehouse") if one != kind)
+    apart = (
+        "generations.read_again",
+        "generations.search_indices_removed",
+        "generations.cache_erased",
+        "generations.warehouse_erased",
+    )
+    return [one for one in of("generations") if not one.startswith(others) and one not in apart]
 
 
 def killed(work: Callable[[], None], points: str) -> int | None:

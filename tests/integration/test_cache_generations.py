@@ -200,7 +200,7 @@ def test_a_generation_with_a_row_that_differs_is_not_swapped(shop: Shop) -> None
 def test_a_kill_at_any_step_leaves_the_live_one_or_is_gone_on_with(shop: Shop) -> None:
     """Each time in a process of its own; then the follower goes on, and whoever builds begins again."""
     before = shop.found()
-    steps = points.of_generations("cache")
+    steps = points.generation_steps("cache")
     assert len(steps) == 7
     for number, point in enumerate(steps, start=2):
         assert points.killed(lambda: print(shop.bootstrap()), f"{point}=kill") == KILLED, point

@@ -297,7 +297,7 @@ def test_a_store_that_would_be_empty_is_not_built(shop: Shop) -> None:
 def test_a_kill_at_any_step_leaves_the_live_one_or_is_gone_on_with(shop: Shop) -> None:
     """Each time in a process of its own; then the follower goes on, and whoever builds begins again."""
     before = shop.found()
-    steps = points.of_generations("search")
+    steps = points.generation_steps("search")
     assert len(steps) == 7
     for number, point in enumerate(steps, start=2):
         assert points.killed(lambda: print(shop.bootstrap()), f"{point}=kill") == KILLED, point
