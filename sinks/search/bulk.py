@@ -25,6 +25,7 @@ from sinks.retry import ATTEMPTS_MAX, Fate, backoff_s, bulk_fate
 from sinks.search import conditional
 from sinks.search.conditional import Change
 from sinks.search.fields import document_pieces
+from sinks.search.names import field_names
 from sinks.search.placement import former, placement_of
 from sinks.search.wire import Answer, Cluster
 
@@ -44,6 +45,8 @@ class Verdicts:
     fates: npt.NDArray[np.int8]
     reasons: Mapping[int, str] = field(default_factory=dict)
     """Row → reason."""
+    fields: Mapping[int, str] = field(default_factory=dict)
+    """Row → the field that the cluster names. Below a column of JSON that is made of the row's own keys: to be shown only after ``named``."""
 
     def of(self, fate: Fate) -> Rows:
         """The rows of this fate."""
@@ -56,7 +59,23 @@ class Verdicts:
     def without(self, fate: Fate) -> Verdicts:
         """Those of every other fate."""
         kept = self.fates != fate
-        return Verdicts(self.rows[kept], self.fates[kept], self.reasons)
+        return Verdicts(self.rows[kept], self.fates[kept], self.reasons, self.fields)
+
+    def named(self, schema: TopicSchema) -> Verdicts:
+        """The same, with reasons that say the column at fault, and nothing below it."""
+        if not self.fields:
+            return self
+        names = field_names(schema)
+        known = {".".join(one.path) if one.path else names.get(one.name, one.name) for one in schema.fields}
+        known |= {path[: at.start()] for path in list(known) for at in re.finditer(r"\.", path)}
+
+        def at_fault(path: str) -> str:
+            ways = (path[: at.start()] for at in reversed([*re.finditer(r"\.|\Z", path)]))
+            return next((way for way in ways if way in known), "")
+
+        found = {row: at_fault(path) for row, path in self.fields.items()}
+        reasons = {row: ": ".join(part for part in (why, found.get(row, "")) if part) for row, why in self.reasons.items()}
+        return Verdicts(self.rows, self.fates, reasons)
 
     def moved(self, by: int) -> Verdicts:
         """The same of rows that are so many further on."""
@@ -71,8 +90,11 @@ def all_of(rows: Rows, fate: Fate, reason: str = "") -> Verdicts:
 def together(parts: Sequence[Verdicts]) -> Verdicts:
     """The verdicts of several requests; no row may be in two of them."""
     reasons = {row: reason for part in parts for row, reason in part.reasons.items()}
+    fields = {row: name for part in parts for row, name in part.fields.items()}
     none = all_of(np.empty(0, np.int64), Fate.WRITTEN)
-    return Verdicts(np.concatenate([p.rows for p in (none, *parts)]), np.concatenate([p.fates for p in (none, *parts)]), reasons)
+    return Verdicts(
+        np.concatenate([p.rows for p in (none, *parts)]), np.concatenate([p.fates for p in (none, *parts)]), reasons, fields
+    )
 
 
 def ids_of(batch: pa.RecordBatch, schema: TopicSchema, ids: pa.Array | None = None) -> pa.Array:
@@ -293,7 +315,12 @@ def judge(answer: Answer, rows: Rows) -> Verdicts:
     items = [next(iter(item.values())) for item in answer.body["items"]]
     fates = np.array([_item_fate(item) for item in items], np.int8)
     dead = [(row, item) for row, item, fate in zip(rows.tolist(), items, fates, strict=True) if fate == Fate.DEAD]
-    return Verdicts(rows, fates, {row: _reason(item["error"]) for row, item in dead})
+    return Verdicts(
+        rows,
+        fates,
+        {row: _reason(item["error"]) for row, item in dead},
+        {row: name for row, item in dead if (name := _field(item["error"]))},
+    )
 
 
 def _item_fate(item: Mapping[str, Any]) -> Fate:
@@ -304,9 +331,13 @@ def _item_fate(item: Mapping[str, Any]) -> Fate:
 
 def _reason(error: Mapping[str, Any]) -> str:
     cause = str(error.get("caused_by", {}).get("type", ""))
+    return ": ".join(part for part in (str(error["type"]), cause) if part)
+
+
+def _field(error: Mapping[str, Any]) -> str:
     # The reason quotes the value; the field's name before it is all that we may keep.
     named = re.match(r"failed to parse field \[([^\]]*)\] of type", str(error.get("reason", "")))
-    return ": ".join(part for part in (str(error["type"]), cause, named.group(1) if named else "") if part)
+    return named.group(1) if named else ""
 
 
 def _refusal(answer: Answer) -> Answer:

@@ -74,13 +74,13 @@ class Rows:
             final.append(judged.without(Fate.FENCED))
             rows = np.sort(judged.of(Fate.FENCED))
             if len(rows) == 0:
-                return bulk.together(final)
+                return bulk.together(final).named(schema)
             # Looked at before the place: rows that are covered may be of a definition that the place no longer takes.
             covered = positions[rows] <= self._covered(schema)
             final.append(bulk.all_of(rows[covered], Fate.STALE))
             rows = rows[~covered]
             if len(rows) == 0:
-                return bulk.together(final)
+                return bulk.together(final).named(schema)
             place = self._tables.prepare(schema)
         hint = f"another process replaces it all the time: see GET _alias/{place.names.writers}*"
         raise StoreError(
@@ -93,7 +93,7 @@ class Rows:
         rows = _others(len(actions), nameless)
         taken = self._reached(place, actions, rows, reach)
         rows = _others(len(actions), nameless, taken)
-        return bulk.together([nameless, taken, self._write_through(place, actions, rows)])
+        return bulk.together([nameless, taken, self._write_through(place, actions, rows)]).named(place.schema)
 
     def _reached(self, place: Place, actions: bulk.Actions, rows: bulk.Rows, reach: int) -> bulk.Verdicts:
         """Makes the parts that rows lie in and that are not there; the verdicts on those that lie in one which somebody else has."""

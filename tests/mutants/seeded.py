@@ -231,4 +231,10 @@ MUTANTS = (
     Mutant("what a condition leaves out can fail", "sinks/formula.py", "            if live[row] and not left_out[row]:\n", "            if live[row]:\n", FORMULA),
     Mutant("a column that only has the name of a used one stands for it", "sinks/formula.py",
         "numbered = self.number and schema.origin == origin", "numbered = False", FORMULA),
+    Mutant("what a store says of a transform is imported", "sinks/transform.py", "function = known.get(self.reference)", "function = load(self.reference)",
+        ("tests/unit/sinks/test_transform.py",)),
+    Mutant("a value that a transform cannot be shown stays as it is", "sinks/transform.py", "for row in live.tolist() if hidden else ():", "for row in ():",
+        ("tests/unit/sinks/test_transform.py",)),
+    Mutant("keys of a row's own JSON stand in a reason", "sinks/search/bulk.py", 'return next((way for way in ways if way in known), "")', "return path",
+        ("tests/unit/sinks/test_bulk.py",)),
 )  # fmt: skip

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -359,3 +361,40 @@ def test_killed_between_any_two_steps_it_comes_to_the_same(
         assert stands() == expected, f"after step {steps}"
         steps += 1
     assert steps > 3
+
+
+def test_two_operators_at_once_get_an_answer_each_and_the_store_is_as_the_last_one_said(
+    tmp_path: Path, log: LooseLog, seed: int
+) -> None:
+    one = follower(log, tmp_path)
+    caught_up(log, one)
+    names: dict[str, LetterRequest] = {}
+
+    def operate(who: str) -> None:
+        chance = random.Random(f"{seed}{who}")
+        for number in range(8):
+            verb = chance.choice(list(Verb))
+            values: dict[str, str | None] = {"note": f"by {who} {number}"} if verb is Verb.EDIT else {}
+            request = LetterRequest(verb, [LETTER], f"{who}{number}", values)
+            names[letterrequests.ask(tmp_path, "twin", request)] = request
+            time.sleep(chance.random() / 100)
+
+    operators = [threading.Thread(target=operate, args=(who,)) for who in ("ann", "bob")]
+    for thread in operators:
+        thread.start()
+    while any(thread.is_alive() for thread in operators) or letterrequests.asked(tmp_path, "twin"):
+        caught_up(log, one)
+    for thread in operators:
+        thread.join()
+    answers = {name: letterrequests.taken_answer(tmp_path, "twin", name) or () for name in names}
+    assert [[answer.letter for answer in found] for found in answers.values()] == [[LETTER]] * 16
+    for name, request in names.items():
+        assert answers[name][0].done == (request.verb is not Verb.REPLAY), "the row as it is in the log is always too large"
+        assert "by " not in answers[name][0].text
+    decided = [request for request in names.values() if request.verb is not Verb.REPLAY]
+    [letter] = STORES["twin"].tables["public.orders"].letters.all
+    last = next((request for request in decided if request.by == letter.by), None)
+    assert (last is None) == (not decided)
+    row = STORES["twin"].rows["public.orders"]["2"][1]
+    assert (None if row is None else row["note"]) == (None if last is None else last.values.get("note"))
+    one.close()

@@ -512,6 +512,7 @@ def test_kill_9_in_the_middle_of_traffic_loses_and_doubles_nothing(traffic: Traf
     assert held(opened("house", stores["house"], traffic), ORDERS)
 
 
+@pytest.mark.usefixtures("queries")
 def test_workers_and_driver_call_the_same_function(
     traffic: Traffic, tmp_path: Path, opensearch: Any, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from cdc.model.topic import TopicSchema
 from sinks.holding import bound
 from sinks.places import Former, moves
 from sinks.retry import ATTEMPTS_MAX, Fate, backoff_s
-from sinks.search.bulk import Actions, actions, divided, payload, send, split
+from sinks.search.bulk import Actions, Verdicts, actions, divided, payload, send, split
 from sinks.search.fields import style_of
 from sinks.search.options import Options
 from sinks.search.placement import former
@@ -166,7 +166,7 @@ def test_each_item_is_judged_in_the_order_of_the_request() -> None:
     assert verdicts.of(Fate.WRITTEN).tolist() == [0, 1, 4, 6, 7]
     assert verdicts.of(Fate.STALE).tolist() == [2]
     assert verdicts.of(Fate.FENCED).tolist() == [5]
-    assert verdicts.reasons == {3: "mapper_parsing_exception: amount"}
+    assert (verdicts.reasons, verdicts.fields) == ({3: "mapper_parsing_exception"}, {3: "amount"})
 
 
 def test_only_items_that_were_turned_away_are_sent_again_in_halves() -> None:
@@ -207,3 +207,11 @@ def test_a_refusal_is_an_error_that_quotes_no_rows(answer: Answer) -> None:
         sent(answer)
     assert not failure.value.retryable
     assert CANARY not in failure.value.line()
+
+
+def test_a_reason_names_the_column_and_nothing_that_a_row_says_below_it() -> None:
+    paths = {0: "v", 1: f"v.{CANARY}", 2: f"v.a.{CANARY}", 3: CANARY, 4: "b.keyword", 5: ""}
+    verdicts = Verdicts(np.arange(6), np.full(6, Fate.DEAD, np.int8), dict.fromkeys(paths, "bad"), paths).named(
+        TopicSchema.of(PAIRS)
+    )
+    assert [verdicts.reasons[row] for row in paths] == ["bad: v", "bad: v", "bad: v", "bad", "bad: b", "bad"]
