@@ -18,7 +18,7 @@ from cdc.outbox import emit
 from cdc.settings.file import load
 from sinks import options_model
 from tests.conftest import Database
-from tests.integration.outbox.capturing import OutboxCapture
+from tests.integration.outbox.capturing import CREATE, OutboxCapture
 from tests.integration.outbox.test_events import wal_end
 
 
@@ -163,3 +163,29 @@ def test_a_row_that_somebody_holds_is_removed_later(postgres: Database, tmp_path
         other.rollback()
         capture.until(lambda: not held(connection), "for the last")
         assert len(set(capture.ids("outbox.order"))) == 2501
+
+
+def test_a_snapshot_brings_what_was_captured_before_there_was_an_outbox(postgres: Database, tmp_path: Path) -> None:
+    connection = postgres.connect()
+    connection.execute(CREATE)
+    path = configuration(tmp_path, postgres, psycopg.conninfo.conninfo_to_dict(postgres.dsn)["user"], "remove = false\n")
+    with connection.transaction():
+        before = [str(emit(connection, "order.placed", number, {})) for number in range(20)]
+    capture = OutboxCapture(postgres.dsn, tmp_path)
+    capture.settings = load(path, options_model).model_copy(update={"outbox": None})
+    with capture.running():
+        capture.until_snapshot_done()
+        assert capture.topics() == ["public.outbox"]
+    capture.until_released(connection)
+    capture.settings = load(path, options_model)
+    with capture.running():
+        capture.until_snapshot_done()
+        with connection.transaction():
+            after = str(emit(connection, "order.placed", 1, {}))
+        capture.until_lsn(wal_end(connection))
+        assert capture.ids("outbox.order") == [after]
+        asked = cdc(path, "snapshot", "public.outbox")
+        assert asked.exit_code == 0, asked.output
+        capture.until(lambda: len(capture.ids("outbox.order")) >= 21, "for what was there before")
+        capture.until_snapshot_done()
+        assert sorted(map(str, capture.ids("outbox.order"))) == sorted([*before, after])
