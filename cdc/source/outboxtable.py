@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -108,6 +108,35 @@ def set_up(connection: psycopg.Connection, setup: OutboxSetup) -> Iterator[str]:
     if publication is not None and found.name not in publication.tables:
         add_tables(connection, setup.publication, [found], computed=publication.computed)
         yield setup.publish().as_string(connection)
+
+
+def refusals(outbox: Outbox, found: Sequence[CatalogTable]) -> Iterator[ConfigError]:
+    """Whatever of the database's tables does not go together with the outbox, or is missing for it."""
+    taken = next((table for table in found if table.capturable and table.table.schema == outbox.topic_schema), None)
+    if taken is not None:
+        yield ConfigError(
+            f"outbox.topic: the database has a table {taken.name}, and the topics of events have such names",
+            hint='write another topic in [outbox], such as "events.{route}"',
+        )
+    own = next((table for table in found if table.table.parts == outbox.parts), None)
+    if own is None:
+        yield ConfigError(f"outbox.table: {outbox.table} does not exist", hint="cdc outbox init")
+        return
+    try:
+        check(own.table, outbox)
+    except UnfitTable as unfit:
+        yield ConfigError(
+            f"outbox.table: {outbox.table} cannot be an outbox: {unfit}",
+            hint="correct outbox.table or [outbox.columns] in cdc.toml",
+        )
+
+
+def lacks_right_to_delete(connection: psycopg.Connection, setup: OutboxSetup) -> bool:
+    """Whether rows would stay. Raises SourceError where the table does not exist."""
+    table = sql.Identifier(*setup.outbox.parts).as_string()
+    return not all(
+        _holds(connection, "select has_table_privilege(current_user, %s::regclass, %s)", table, right) for right in setup.rights
+    )
 
 
 def is_published(connection: psycopg.Connection, setup: OutboxSetup) -> bool | None:

@@ -13,6 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cdc.commands.app import app
+from cdc.commands.invocation import Invocation
+from cdc.commands.preflight import examine, refuse_unknown
+from cdc.errors import ConfigError
 from cdc.ingest import eventremoval
 from cdc.outbox import emit
 from cdc.settings.file import load
@@ -189,3 +192,26 @@ def test_a_snapshot_brings_what_was_captured_before_there_was_an_outbox(postgres
         capture.until(lambda: len(capture.ids("outbox.order")) >= 21, "for what was there before")
         capture.until_snapshot_done()
         assert sorted(map(str, capture.ids("outbox.order"))) == sorted([*before, after])
+
+
+def test_doctor_and_run_say_what_is_missing(postgres: Database, role: str, tmp_path: Path) -> None:
+    connection = postgres.connect()
+    path = configuration(tmp_path, postgres, role)
+    assert finding(path) == ("fail", "outbox.table: public.outbox does not exist", "cdc outbox init")
+    with pytest.raises(ConfigError, match=r"^outbox\.table: public\.outbox does not exist$"):
+        refuse_unknown(load(path, options_model))
+    assert cdc(path, "outbox", "init", "--source", postgres.dsn).exit_code == 0
+    assert finding(path) == ("ok", "public.outbox makes topics outbox.*", None)
+    refuse_unknown(load(path, options_model))
+    connection.execute(f"revoke delete on outbox from {role}")
+    assert finding(path)[:2] == ("warn", f"role {role} may not delete from public.outbox, so its rows stay")
+    connection.execute("alter table outbox rename payload to body")
+    assert finding(path)[:2] == ("fail", "outbox.table: public.outbox cannot be an outbox: it has no column payload")
+    connection.execute("create schema outbox")
+    connection.execute('create table outbox."order" (id int primary key)')
+    assert finding(path)[1] == "outbox.topic: the database has a table outbox.order, and the topics of events have such names"
+
+
+def finding(path: Path) -> tuple[str, str, str | None]:
+    [found] = [one for one in examine(Invocation(path), fix=False) if one.check == "outbox"]
+    return found.level, found.message, found.hint
