@@ -84,6 +84,10 @@ def test_init_makes_all_that_capture_needs(postgres: Database, role: str, tmp_pa
         assert (found["table"], found["rows"]) == ("public.outbox", 0)
         assert {one["topic"]: one["events"] for one in found["topics"]} == {"outbox.order": 30, "outbox.bill": 2}
         assert "outbox.order events=30" in cdc(path, "outbox", "ls").stdout
+    rows = tmp_path / "rows"
+    rows.write_text('{"id": 1}\n')
+    refused = cdc(path, "log", "append", "outbox.never", str(rows), "--key", "id")
+    assert "outbox.topic makes that name" in str(refused.exception)
 
 
 def test_the_statements_alone_make_the_same(postgres: Database, role: str, tmp_path: Path) -> None:
