@@ -16,6 +16,7 @@ from cdc.commands import (
     generations,
     init,
     log,
+    outbox,
     plan,
     preview,
     resume,
@@ -73,3 +74,4 @@ app.command("rollback")(rollback.rollback)
 app.command("resume")(resume.resume)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(log.app, name="log")
+app.add_typer(outbox.app, name="outbox")

@@ -13,6 +13,7 @@ import typer
 from cdc.commands.invocation import finite, invocation, open_log
 from cdc.commands.output import console, print_json, progress_bar, say
 from cdc.errors import ConfigError, WriterElsewhere
+from cdc.settings.implications import own_topics
 from cdc.settings.models import Settings
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _pump(settings: Settings) -> Iterator[Pump]:
         yield let_time_pass
         return
     with closing(writer):
-        inbox = Inbox(settings.log.dir, writer, settings.run_dir, source=source.name, tables=source.tables)
+        inbox = Inbox(settings.log.dir, writer, settings.run_dir, source=source.name, tables=own_topics(settings))
 
         def serve() -> None:
             if not inbox.serve():

@@ -40,17 +40,7 @@ def init(
         raise ConfigError(f"{path} exists already", hint="move it away, or name another with --config")
     tables: list[CatalogTable] = []
     if source is not None:
-        if holds_secret(source, address=True):
-            raise ConfigError(
-                "--source holds a password, which every user of this machine can see among its processes",
-                hint=f"export {PASSWORD_VARIABLE}=… and write '${{{PASSWORD_VARIABLE}}}' for it, in single quotes; or use a passfile (~/.pgpass)",
-            )
-        try:
-            dsn = interpolate(source, os.environ, conninfo=True)
-        except KeyError as error:
-            raise ConfigError(
-                f"--source: the environment has no variable {error.args[0]}", hint=f"export {error.args[0]}=…"
-            ) from None
+        dsn = given_source(source)
         with connect(dsn, application="headwater-init", given_as="--source") as connection:
             tables = [table for table in find_tables(connection) if table.capturable and table.root_oid is None]
     text = "".join(f"{line}\n" for line in configuration(source, tables))
@@ -61,6 +51,19 @@ def init(
         "without looking at a database (--source)" if source is None else f"for {counted(len(tables) - left_out, 'table')}{without}"
     )
     say(f"wrote {path} {found}; next: edit it, then cdc doctor")
+
+
+def given_source(source: str) -> str:
+    """The DSN of ``--source``, with the environment's variables in it. Raises ConfigError for one that holds a password."""
+    if holds_secret(source, address=True):
+        raise ConfigError(
+            "--source holds a password, which every user of this machine can see among its processes",
+            hint=f"export {PASSWORD_VARIABLE}=… and write '${{{PASSWORD_VARIABLE}}}' for it, in single quotes; or use a passfile (~/.pgpass)",
+        )
+    try:
+        return interpolate(source, os.environ, conninfo=True)
+    except KeyError as error:
+        raise ConfigError(f"--source: the environment has no variable {error.args[0]}", hint=f"export {error.args[0]}=…") from None
 
 
 def write_new(path: Path, text: str) -> None:

@@ -29,6 +29,7 @@ from cdc.source.catalog import CatalogTable, find_tables, select_tables
 from cdc.source.checks import Finding, check_budget, check_source
 from cdc.source.connection import connect, reason
 from cdc.source.identity import recorded
+from cdc.source.outboxtable import OutboxSetup, lacks_right_to_delete, refusals
 from cdc.source.publication import ensure_publication
 from cdc.source.slot import ensure_slot, read_slot
 from cdc.state.approvals import asked_topics
@@ -74,6 +75,8 @@ def _source(settings: Settings, *, fix: bool) -> Generator[Finding, None, list[T
                 yield _contracts(settings, found)
             for mistake in _mistaken(settings, found):
                 yield Finding("fail", "store tables", str(mistake), mistake.hint)
+            if settings.outbox is not None:
+                yield _outbox(connection, settings, found)
             if first[0].wal.safe_bytes is not None:
                 time.sleep(max(0.0, RATE_OVER_S - (time.monotonic() - first[1])))
                 now = read_slot(connection, source.slot)
@@ -101,10 +104,20 @@ def _fix(connection: psycopg.Connection, settings: Settings, *, log_has_begun: b
         yield Finding("fail", "fix", str(error), error.hint)
 
 
+def _outbox(connection: psycopg.Connection, settings: Settings, found: Sequence[CatalogTable]) -> Finding:
+    setup = OutboxSetup.of(settings)
+    for refusal in refusals(setup.outbox, found):
+        return Finding("fail", "outbox", str(refusal), refusal.hint)
+    if lacks_right_to_delete(connection, setup):
+        helps = "cdc outbox init grants the right; or set remove = false in [outbox]"
+        return Finding("warn", "outbox", f"role {setup.role} may not delete from {setup.outbox.table}, so its rows stay", helps)
+    return Finding("ok", "outbox", f"{setup.outbox.table} makes topics {setup.outbox.topics}")
+
+
 def refuse_unknown(settings: Settings) -> None:
     """Raises ConfigError when a data contract names what does not exist, or a store a table that is not captured.
 
-    What a source that does not answer now has, capture will say.
+    The same for an outbox that cannot be one. What a source that does not answer now has, capture will say.
     """
     try:
         with connect(settings.source.dsn.get_secret_value(), application="headwater-check", connect_timeout_s=3) as connection:
@@ -115,6 +128,8 @@ def refuse_unknown(settings: Settings) -> None:
         _check_contracts(settings, found)
     for mistake in _mistaken(settings, found):
         raise mistake
+    for refusal in refusals(settings.outbox, found) if settings.outbox is not None else ():
+        raise refusal
 
 
 def _mistaken(settings: Settings, found: Sequence[CatalogTable]) -> Iterator[ConfigError]:

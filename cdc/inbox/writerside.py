@@ -200,7 +200,7 @@ class Inbox:
             return None
         if matches(self._tables, table):
             raise GroupRefused(
-                f"{table.qualified} is the name of a topic that capture brings (source.tables, outbox.topic); choose another"
+                f"source.tables selects {table.qualified}, or outbox.topic makes that name; a topic of another producer has another"
             )
         known, owner = self._topics().get(table.qualified, (None, producer))
         if owner != producer:

@@ -46,6 +46,7 @@ class EventIds:
         self._staged: list[pa.Array] = []
         self._undurable = _NONE
         self._new = 0
+        self._digests(pa.array([""]))  # compiled before anything is streamed, which would wait for that
 
     def stage(self, ids: pa.Array) -> None:
         """Takes note of events (utf8) that the log's next commit brings."""

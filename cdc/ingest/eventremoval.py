@@ -132,7 +132,7 @@ class EventRemoval(BackgroundPart):
 
     def _refusal(self, error: psycopg.Error) -> SourceError:
         table = self._outbox.table
-        helps = f"grant delete on {table} to the role of source.dsn, or set remove = false in [outbox]"
+        helps = "cdc outbox init grants the right; or set remove = false in [outbox]"
         return SourceError(f"cannot delete from {table}: {reason(error)}", hint=helps)
 
 

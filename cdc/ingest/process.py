@@ -40,6 +40,7 @@ from cdc.lookup.worker import Keeping
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.position import Cut, format_lsn
 from cdc.privacy.policies import ProtectedWriter, Protection, protection_of
+from cdc.settings.implications import own_topics
 from cdc.settings.models import Settings
 from cdc.settings.models import Source as SourceSettings
 from cdc.source import identity
@@ -108,8 +109,7 @@ def run_capture(
         state, problem = "exited", None
         try:
             with closing(ToastMemory(settings.log.dir / "toast.db", protection.kept_back)) as memory:
-                taken = (*settings.source.tables, *((settings.outbox.topics,) if settings.outbox else ()))
-                inbox = Inbox(settings.log.dir, writer, settings.run_dir, source=settings.source.name, tables=taken)
+                inbox = Inbox(settings.log.dir, writer, settings.run_dir, source=settings.source.name, tables=own_topics(settings))
                 events = (
                     None if settings.outbox is None else Events(settings.outbox, writer, partial(open_reader, settings.log.dir))
                 )

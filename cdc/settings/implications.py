@@ -38,6 +38,11 @@ def without_table(stores: Mapping[str, StoreOptions], outbox: Outbox) -> dict[st
     return found
 
 
+def own_topics(settings: Settings) -> tuple[str, ...]:
+    """The patterns of the names that topics of capture's own have, or may get: no other producer's may have one."""
+    return (*settings.source.tables, *((settings.outbox.topics,) if settings.outbox is not None else ()))
+
+
 def of_outbox(settings: Settings) -> Iterator[tuple[str, str]]:
     """(what is wrong, what helps) with the other sections, as they are written, beside ``[outbox]``."""
     outbox = settings.outbox

@@ -44,7 +44,7 @@ class OutboxColumns(Strict):
 
 class Outbox(Strict):
     table: str = "public.outbox"
-    """The table, as `schema.table`."""
+    """The table, as `schema.table`. `cdc outbox init` makes it."""
     columns: OutboxColumns = OutboxColumns()
     """The names of its columns."""
     topic: str = "outbox.{route}"

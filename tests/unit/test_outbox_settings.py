@@ -1,0 +1,78 @@
+"""``[outbox]``, and what it means for the other sections."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc.errors import ConfigError
+from cdc.model.selection import matches
+from cdc.settings.file import load
+from cdc.settings.models import Settings
+from sinks import options_model
+
+BASE = '[source]\ndsn = "postgresql://cdc@localhost/shop"\n'
+
+
+def loaded(folder: Path, text: str) -> Settings:
+    path = folder / "cdc.toml"
+    path.write_text(BASE + text)
+    path.chmod(0o600)
+    return load(path, options_model)
+
+
+def test_without_it_nothing_changes(tmp_path: Path) -> None:
+    found = loaded(tmp_path, 'tables = ["*"]\n')
+    assert found.outbox is None
+    assert (found.source.tables, found.log.tables) == (("*",), {})
+
+
+def test_the_table_is_captured_and_no_store_holds_it_unless_named(tmp_path: Path) -> None:
+    stores = '[stores.a]\nkind = "console"\n[stores.b]\nkind = "console"\ntables = ["public.outbox", "app.*"]\n'
+    found = loaded(tmp_path, 'tables = ["app.*"]\n[outbox]\n' + stores)
+    assert matches(found.source.tables, "public.outbox")
+    assert matches(found.source.tables, "app.orders")
+    assert not matches(found.source.tables, "outbox.order")
+    assert not matches(found.stores["a"].tables, "public.outbox")
+    assert matches(found.stores["a"].tables, "outbox.order")
+    assert matches(found.stores["b"].tables, "public.outbox")
+
+
+def test_events_stay_and_rows_that_are_gone_do_not_unless_said(tmp_path: Path) -> None:
+    found = loaded(tmp_path, '[outbox]\n[log]\ncleanup = "delete"\nretain_hours = 1\n')
+    kept = {table: found.log.tables[table].cleanup for table in found.log.tables}
+    assert kept == {"public.outbox": "compact", "outbox.*": "keep"}
+    said = loaded(tmp_path, '[outbox]\n[log.tables."outbox.*"]\ncleanup = "delete"\nretain_hours = 1\n')
+    assert said.log.tables["outbox.*"].cleanup == "delete"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[outbox]\ntable = "outbox"\n', "outbox.table: not a table; write schema.table, such as public.outbox"),
+        (
+            '[outbox]\ntopic = "{route}"\n',
+            'outbox.topic: not the name of topics; write schema.{route}, such as "outbox.{route}", in small letters, digits and _',
+        ),
+        (
+            '[outbox]\ntable = "outbox.rows"\n',
+            'the table and the events\' topics are both in schema outbox; write another topic, such as "events.{route}"',
+        ),
+        ('[outbox.columns]\nid = "type"\n', "outbox.columns: column type cannot be two things at once"),
+        ('[outbox.columns]\nkey = ""\n', "outbox.columns: key is empty"),
+        (
+            'tables = ["*", "!public.outbox"]\n[outbox]\n',
+            "outbox: source.tables takes public.outbox out, which is the outbox table",
+        ),
+        ('tables = ["outbox.a"]\n[outbox]\n', "outbox: source.tables names outbox.a, and the topics of events have such names"),
+        (
+            '[outbox]\n[source.columns."public.outbox"]\npayload = "mask"\n',
+            "outbox: column payload of public.outbox has the policy mask, and events are what was written",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        loaded(tmp_path, text)
+    assert str(refused.value).endswith(message)
