@@ -29,6 +29,7 @@ from tests.integration.spark.traffic import Traffic, expected, held
 from tests.waiting import until
 
 TABLES = (ORDERS, PAIRS)
+pytestmark = pytest.mark.timeout(1200)
 BY_NOW = "another process follows it by now"
 STANDS_BY = "this one stands by"
 
