@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +83,12 @@ class Scene:
 
     def _position(self, reader: LogReader) -> int:
         """What the store itself says; 0 while it cannot, such as when its ledger is just being made."""
-        with suppress(StoreError):
+        try:
             return int(self._asked(lambda sink: sink.open(reader).position))
-        return 0
+        except StoreError as error:
+            if not error.retryable:
+                raise
+            return 0
 
     def _told(self) -> str:
         return "the store to hold everything\n" + "\n".join(one.said[-3000:] for one in self.processes)
@@ -180,10 +183,3 @@ def test_a_cache_on_a_cluster(redis_cluster: Any, scene_of: Callable[[dict[str, 
 @pytest.mark.parametrize("point", ["search.bulk.before_together", "search.ledger.before_write"])
 def test_a_search_index(point: str, opensearch: Any, scene_of: Callable[[dict[str, Any]], Scene]) -> None:
     sleeps_and_wakes(scene_of({"kind": "opensearch", "url": opensearch.url, "purge_after_s": 1.0}), point)
-
-
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("point", ["warehouse.before_table", "warehouse.before_ledger"])
-def test_a_warehouse(point: str, tmp_path: Path, scene_of: Callable[[dict[str, Any]], Scene]) -> None:
-    sleeps_and_wakes(scene_of({"kind": "iceberg", "path": str(tmp_path / "warehouse")}), point)
