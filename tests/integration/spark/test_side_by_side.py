@@ -24,6 +24,7 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.topic import TopicSchema
 from cdc.state.status import read_follower
 from sinks import make_sink, options_model
+from sinks.sparksession import use_session
 from tests.contract.rows import ORDERS, PAIRS
 from tests.integration.spark.traffic import Traffic, expected, held
 from tests.waiting import until
@@ -183,3 +184,10 @@ def test_a_cache_on_a_cluster(redis_cluster: Any, scene_of: Callable[[dict[str, 
 @pytest.mark.parametrize("point", ["search.bulk.before_together", "search.ledger.before_write"])
 def test_a_search_index(point: str, opensearch: Any, scene_of: Callable[[dict[str, Any]], Scene]) -> None:
     sleeps_and_wakes(scene_of({"kind": "opensearch", "url": opensearch.url, "purge_after_s": 1.0}), point)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("point", ["warehouse.before_table", "warehouse.before_ledger"])
+def test_a_warehouse(point: str, spark: Any, tmp_path: Path, scene_of: Callable[[dict[str, Any]], Scene]) -> None:
+    use_session(lambda: spark)
+    sleeps_and_wakes(scene_of({"kind": "iceberg", "path": str(tmp_path / "warehouse")}), point)
