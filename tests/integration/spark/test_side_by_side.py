@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.topic import TopicSchema
 from cdc.state.status import read_follower
 from sinks import make_sink, options_model
+from sinks.sparksession import use_session
 from tests.contract.rows import ORDERS, PAIRS
 from tests.integration.spark.traffic import Traffic, expected, held
 from tests.waiting import until
 
 TABLES = (ORDERS, PAIRS)
+pytestmark = pytest.mark.timeout(1200)
 BY_NOW = "another process follows it by now"
 STANDS_BY = "this one stands by"
 
@@ -82,9 +84,12 @@ class Scene:
 
     def _position(self, reader: LogReader) -> int:
         """What the store itself says; 0 while it cannot, such as when its ledger is just being made."""
-        with suppress(StoreError):
+        try:
             return int(self._asked(lambda sink: sink.open(reader).position))
-        return 0
+        except StoreError as error:
+            if not error.retryable:
+                raise
+            return 0
 
     def _told(self) -> str:
         return "the store to hold everything\n" + "\n".join(one.said[-3000:] for one in self.processes)
@@ -182,7 +187,7 @@ def test_a_search_index(point: str, opensearch: Any, scene_of: Callable[[dict[st
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("point", ["warehouse.before_table", "warehouse.before_ledger"])
-def test_a_warehouse(point: str, tmp_path: Path, scene_of: Callable[[dict[str, Any]], Scene]) -> None:
+def test_a_warehouse(point: str, spark: Any, tmp_path: Path, scene_of: Callable[[dict[str, Any]], Scene]) -> None:
+    use_session(lambda: spark)
     sleeps_and_wakes(scene_of({"kind": "iceberg", "path": str(tmp_path / "warehouse")}), point)
