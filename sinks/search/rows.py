@@ -100,8 +100,10 @@ class Rows:
         return bulk.together([future.result() for future in sent])
 
     def _rows_of_a_request(self, body: bulk.Body) -> int:
-        each = self._row_bytes.get(body.schema.topic) or WIDENED * body.batch.nbytes / len(body)
-        return max(1, int(self._request_bytes / max(each, 1)))
+        """By what the table's lines were like last; they are hardly shorter than the rows are in Arrow, as after small rows or DELETEs."""
+        held = body.batch.nbytes / len(body)
+        each = max(self._row_bytes.get(body.schema.topic, WIDENED * held), held, 1.0)
+        return max(1, int(self._request_bytes / each))
 
     def _send(self, writer: str, body: bulk.Body, rows: bulk.Rows) -> bulk.Verdicts:
         """One part, made here. In several requests where it has turned out much larger than thought."""
