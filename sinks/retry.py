@@ -54,7 +54,10 @@ _REDIS: Final[Mapping[str, tuple[bool, str]]] = {
     "CROSSSLOT": (False, _CLUSTER),
     "NOAUTH": (False, "set `username` and `password`, or put them into `url`"),
     "WRONGPASS": (False, "correct `username` and `password`"),
-    "NOPERM": (False, "grant the user +@read +@write +@transaction +info (with `lanes` +cluster|slots +cluster|nodes) and all keys of the store"),
+    "NOPERM": (
+        False,
+        "grant the user +@read +@write +@transaction +info (with `lanes` +cluster|slots +cluster|nodes) and all keys of the store",
+    ),
     "WRONGTYPE": (False, "another program's keys have the names of the store's ledger: give the store another name"),
 }
 

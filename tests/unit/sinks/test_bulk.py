@@ -139,6 +139,8 @@ def test_a_batch_goes_out_in_requests_of_which_the_last_ones_are_small(share: fl
             assert max(map(len, bodies)) < 1.1 * request_bytes
             assert sorted(map(len, bodies))[IN_FLIGHT - 1] < 0.2 * request_bytes, "the last ones are small"
             assert len(bodies) < share + 12
+    wide = Actions(upserts(ORDERS, 1, [order(i, note="w" * 5000) for i in range(20)]), schema, style_of(schema, {}))
+    assert writing._rows_of_a_request(wide) <= max(1, request_bytes / 5000), "rows may be larger than the last ones were"
     kept = np.array([1, 2, 5, 899])
     bodies.clear()
     assert writing.write_all("w1", Actions(changes, schema, style_of(schema, {})), kept).rows.tolist() == kept.tolist()
