@@ -85,13 +85,13 @@ class SqlSession:
 class TargetDatabase:
     """Not thread-safe."""
 
-    def __init__(self, store: str, options: Options) -> None:
+    def __init__(self, store: str, options: Options, *, writing: bool = True) -> None:
+        """``writing``: its transactions hold locks, so the database ends one that stands still."""
+        self._writing = writing
         self._store = store
         self._options = options
         self._engine: Engine | None = None
         self._connection: Connection | None = None
-        self.opened = 0
-        """How often it has connected: what a session had, such as temporary tables, went with it."""
 
     @contextmanager
     def transaction(self) -> Iterator[SqlSession]:
@@ -141,10 +141,10 @@ class TargetDatabase:
 
     def _connected(self, engine: Engine) -> Connection:
         connection = engine.connect()
-        self.opened += 1
         wait_ms = round(self._options.timeout_s * 1000)
-        settings = {**PINNED_SETTINGS, "lock_timeout": str(wait_ms), "idle_in_transaction_session_timeout": str(wait_ms)}
-        settings["standard_conforming_strings"] = "on"
+        settings = {**PINNED_SETTINGS, "lock_timeout": str(wait_ms), "standard_conforming_strings": "on"}
+        if self._writing:
+            settings["idle_in_transaction_session_timeout"] = str(wait_ms)
         with connection.begin():
             for name, value in settings.items():
                 connection.exec_driver_sql(f"set {name} = {literal(value)}", execution_options=_RAW)

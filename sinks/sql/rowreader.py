@@ -23,11 +23,11 @@ class SqlRowReader:
     def __init__(self, store: str, options: Options) -> None:
         self._store = store
         self._options = options
-        self._database = TargetDatabase(store, options)
+        self._database = TargetDatabase(store, options, writing=False)
 
     def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
         """On a connection of its own: meanwhile the caller may ask for other rows."""
-        database = TargetDatabase(self._store, self._options)
+        database = TargetDatabase(self._store, self._options, writing=False)
         try:
             with database.transaction() as session:
                 table = self._table(session, schema)

@@ -64,7 +64,7 @@ class SqlSink:
         with self._database.transaction() as session:
             if epoch is not None:
                 ledger.make(session)
-            held = ledger.read(session, self.name, lock=epoch is not None)
+            held = self._read(session, lock=epoch is not None)
             applied = extent.whole(held)
             if epoch is not None:
                 if held.epoch > epoch:
@@ -80,7 +80,7 @@ class SqlSink:
     def applied(self) -> Cut:
         extent = self._opened()
         with self._database.transaction() as session:
-            return extent.whole(ledger.read(session, self.name))
+            return extent.whole(self._read(session))
 
     def held(self, topic: str) -> Position:
         entry = self._known.entries.get(topic)
@@ -141,7 +141,7 @@ class SqlSink:
         entry = self._known.entries.get(topic)
         if entry is None and self._epoch is None:
             with self._database.transaction() as session:
-                entry = ledger.read(session, self.name).entries.get(topic)
+                entry = self._read(session).entries.get(topic)
         return entry.shape if entry is not None and entry.has_table else None
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
@@ -200,12 +200,22 @@ class SqlSink:
         if tried is None or tried.mark != mark:
             self._tried = None
             return False
-        held = ledger.read(session, self.name, lock=True)
+        held = self._read(session, lock=True)
         return held.mark == mark and held.epoch == self._epoch and _unchanged(tried, held)
+
+    def _read(self, session: SqlSession, *, lock: bool = False) -> SqlLedger:
+        """What the ledger says. A table at another place than the options name now is none that this store goes on with."""
+        held = ledger.read(session, self.name, lock=lock)
+        moved = [
+            replace(entry, there=False)
+            for entry in held.entries.values()
+            if entry.shape is not None and entry.place != place_of(entry.shape.schema, self.options.namespace)
+        ]
+        return held.with_entries(*moved)
 
     def _locked(self, session: SqlSession, epoch: int) -> None:
         """Locks the ledger. Raises where it, or a table, is not as this sink left it."""
-        held = ledger.read(session, self.name, lock=True)
+        held = self._read(session, lock=True)
         ledger.refuse_others(held, self.name, epoch, self._known.mark)
         if not _unchanged(self._known, held):
             raise ledger.lost(self.name)

@@ -21,6 +21,7 @@ ROOMS: Final = {
     "cache": ("follower", "cache"),
     "search": ("search",),
     "warehouse": ("warehouse",),
+    "sql": ("sql",),
     "rebuild": ("rebuild",),
     "rebuilding": ("rebuilding",),
     "newstore": ("newstore",),
