@@ -62,6 +62,8 @@ def _type_of(structure: Structure, *, defined: bool) -> str | None:
             return None if defined else _OTHERS.get(which)
         case Scalar(kind):
             return _SCALARS.get(kind)
+        case ArrayOf(Scalar(ScalarType.TEXT | ScalarType.VARCHAR), ",") if not defined:
+            return f"{TEXT}[]"
         case ArrayOf(element, ",") if not defined:
             of = _type_of(element, defined=False)
             return None if of is None else f"{of}[]"

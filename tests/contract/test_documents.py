@@ -43,7 +43,7 @@ VALUES: Mapping[Column, tuple[str, ...]] = {
         '{"e": "é漢😀", "esc": "\\" \\\\ \\n \\u0001"}',
     ),
     Column("ints", INTS): ("{}", "{1,2,NULL}", "{{1,2},{3,4}}", "{NULL}", "[2:3]={1,2}", "{{{{{{1}}}}}}"),
-    Column("texts", TEXTS): ("{}", '{"NULL",NULL,"a,b","q\\"q","b\\\\s","{}",""," "}', f'{{"{LONG}"}}', "[0:0]={x}", '{"line\nfeed"}'),
+    Column("texts", TEXTS): ("{}", '{"NULL",NULL,"a,b","q\\"q","b\\\\s","{}",""," "}', f"{{{LONG}}}", "[0:0]={x}", '{"line\nfeed"}'),
     Column("nums", NUMERICS): ("{1.10,NaN,Infinity,-0.05}", "{12345678901234567890.123,1}", "{" + "9" * 1100 + "}", "[0:0]={1}"),
     Column("floats", FLOATS): ("{0.30000000000000004,5e-324,-0,NaN,-Infinity,1e+20}", "{}"),
     Column("flags", BOOLS): ("{t,f,NULL}", "{}", "[0:1]={t,f}", "{{t},{f}}"),
