@@ -18,6 +18,7 @@ KINDS: Final[Mapping[str, str]] = {
     "opensearch": "sinks.search",
     "redis": "sinks.cache",
     "iceberg": "sinks.warehouse",
+    "sql": "sinks.sql",
     "console": "sinks.console",
     "memory": "sinks.memory",
 }

@@ -256,7 +256,7 @@ class StoreOptions(Strict):
     """For a new cdc.toml: a name for such a store, and the lines that it cannot do without. Empty: it is not proposed."""
 
     kind: str
-    """`opensearch`, `redis` or `iceberg`; `console` prints each change as a line."""
+    """`opensearch`, `redis`, `iceberg` or `sql`; `console` prints each change as a line."""
     held: StoreTables = Field(StoreTables(), alias="tables")
     """Which of the captured tables the store holds: patterns as in `source.tables`. Written as a table, its `select` is that list."""
     batch_rows: int = Field(200_000, ge=1)

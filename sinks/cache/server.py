@@ -32,7 +32,7 @@ class Route(Protocol):
 
     @property
     def slot(self) -> int | None:
-        """What is looked for there; None: anything that any node answers."""
+        """The slot that is looked for there; None: none, as any node answers."""
         ...
 
     def address(self) -> Address:

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -13,7 +14,7 @@ from cdc.model.position import Cut
 from sinks import make_sink, memory, options_model, traits_of
 from sinks.cache import rowwriter
 from sinks.contract import Sink
-from tests.contract.units import MemoryUnits, NoUnits, OpenSearchUnits, RedisLanes, RedisUnits, Units, WarehouseUnits
+from tests.contract.units import MemoryUnits, NoUnits, OpenSearchUnits, RedisLanes, RedisUnits, SqlUnits, Units, WarehouseUnits
 from tests.logs import LooseLog
 
 
@@ -76,6 +77,12 @@ class Lab:
     @property
     def sequenced(self) -> bool:
         return self.traits.sequenced
+
+    def url_at(self, port: int) -> str:
+        """The address of its server by way of another port."""
+        address = urlsplit(self._options["url"])
+        before, at, _ = address.netloc.rpartition("@")
+        return address._replace(netloc=f"{before}{at}127.0.0.1:{port}").geturl()
 
     def sink(self, **options: Any) -> Sink:
         """A new sink on this place, not opened yet."""
@@ -159,6 +166,7 @@ LABS: dict[str, Callable[[Fixture], Lab]] = {
     "redis-lanes": lambda fixture: _redis_lanes(fixture("redis_cluster")),
     "opensearch": lambda fixture: _opensearch(fixture("opensearch")),
     "warehouse": lambda fixture: _warehouse(fixture("spark"), fixture("tmp_path")),
+    "sql": lambda fixture: _sql(fixture("postgres")),
     "console": lambda _: Lab("console", {}, readable=False),
 }
 """Every store that the suite runs against: one line each. ``conftest.MARKS`` says what it needs to run."""
@@ -173,6 +181,10 @@ def _opensearch(server: Any) -> Lab:
         units=lambda name: OpenSearchUnits(server, name),
         narrow=lambda _: _narrow_field(server),
     )
+
+
+def _sql(database: Any) -> Lab:
+    return Lab("sql", {"url": database.dsn}, server=database.server, units=lambda name: SqlUnits(database.dsn, name))
 
 
 def _warehouse(spark: Any, folder: Any) -> Lab:

@@ -165,6 +165,7 @@ POINTS = {
         "rebuilding.search_swapped", "rebuilding.search_others_removed",
     ],
     "iceberg": ["rebuild.ledger_removed", "rebuild.files_written", "rebuild.table_replaced"],
+    "sql": ["rebuilding.sql_begun", "rebuilding.sql_table_replaced"],
 }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def item(key: int, **more: str | None) -> dict[str, str | None]:
 
 NASTY: list[Row] = [
     item(1, name='quote " \\ \n', price="NaN", seen="infinity"),
-    item(2, name="", price="-0.05", seen="0044-03-15 12:00:00 BC"),
+    item(2, name="", price="-0.05", seen="0044-03-15 12:00:00+00 BC"),
     item(9223372036854775807, note="\U0001f6eb {}"),
     item(-4, name=None, price=None, seen=None),
 ]

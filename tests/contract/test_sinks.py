@@ -354,7 +354,7 @@ def test_every_type_comes_back_exactly(lab: Lab) -> None:
             "double": "5e-324",
             "money": "0.00",
             "wide": "0.0000000000",
-            "free": "-0.000",
+            "free": "0.000",
             "clock": "00:00:00",
             "at": "1969-12-31 23:59:59.5",
             "at utc": "2000-02-29 12:00:00.12+00",
@@ -426,7 +426,7 @@ def test_wide_and_odd_values_are_held_or_named(lab: Lab) -> None:
         "small": "12000",
         "doc": '{"a" : "' + "x" * 40_000 + '", "n": 1' + "0" * 400 + "}",
         "at": "24:00:00-15:59:59",
-        "span": "-178000000 years 2 mons -3 days +04:05:06.789",
+        "span": "-177999999 years -10 mons -3 days +04:05:06.789",
         "bits": "",
         "state": 'with "quotes", {braces}',
     }
@@ -481,23 +481,24 @@ def test_an_answer_is_lost_after_the_write(lab: Lab) -> None:
     if lab.server is None or lab.spread:
         pytest.skip("has not one server")
     proxy = LossyProxy(lab.server.port)
-    scheme = {"redis": "redis", "opensearch": "http"}[lab.kind]
-    sink = lab.opened(url=f"{scheme}://127.0.0.1:{proxy.port}")
+    sink = lab.opened(url=lab.url_at(proxy.port))
     sink.prepare(TopicSchema.of(ORDERS))
     first = upserts(ORDERS, 1, [order(1), order(2)])
     second = batch(ORDERS, [(Op.DELETE, 3, order(1)), (Op.UPDATE, 4, order(2, "paid"))])
     for changes in (first, second):
-        proxy.lose_answers = True
-        with pytest.raises(StoreError) as failure:
-            sink.apply(changes)
-        assert failure.value.retryable
-        assert proxy.lost
-        proxy.lose_answers = False
+        if not lab.staged:
+            proxy.lose_answers = True
+            with pytest.raises(StoreError) as failure:
+                sink.apply(changes)
+            assert failure.value.retryable
+            assert proxy.lost
+            proxy.lose_answers = False
         feed(lab, sink, changes)
     proxy.lose_answers = True
     with pytest.raises(StoreError) as failure:
         commit(lab, sink, cut(4))
     assert failure.value.retryable
+    assert proxy.lost
     proxy.lose_answers = False
     commit(lab, sink, cut(4))
     assert sink.applied() == cut(4)
@@ -514,7 +515,7 @@ def test_the_store_goes_down_and_comes_back(lab: Lab) -> None:
     lab.server.stop()
     try:
         for attempt in (
-            lambda: sink.apply(upserts(ORDERS, 2, [order(2)])),
+            *(() if lab.staged else (lambda: sink.apply(upserts(ORDERS, 2, [order(2)])),)),
             lambda: commit(lab, sink, cut(2)),
             lambda: lab.applied(),
         ):

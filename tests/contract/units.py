@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import psycopg
+
 from sinks.cache.lane import Lane
 from sinks.memory import STORES
 from sinks.memoryunits import Store
@@ -254,6 +256,90 @@ class WarehouseUnits:
 
     def close(self) -> None:
         shutil.rmtree(self._copies, ignore_errors=True)
+
+
+class SqlUnits:
+    """The ledger's row, and each table. A table that comes back by itself is another one; a whole database comes back as it was."""
+
+    def __init__(self, dsn: str, store: str) -> None:
+        self._connection = psycopg.connect(dsn, autocommit=True)
+        self._store = store
+        self._copies = 0
+
+    def there(self) -> list[str]:
+        if self._one("select to_regclass('headwater_stores.marks')") is None:
+            return []
+        marks = self._all("select 'ledger' from headwater_stores.marks where store = %s", self._store)
+        return sorted([*marks, *self._tables()])
+
+    def of(self, topic: str | None) -> str:
+        return topic or "ledger"
+
+    def lose(self, *names: str) -> None:
+        for name in set(names) & set(self.there()):
+            if name == "ledger":
+                self._connection.execute("delete from headwater_stores.marks where store = %s", [self._store])
+            else:
+                self._connection.execute(f"drop table {self._tables()[name]}")
+        if "ledger" in names and not self.there():
+            self._connection.execute("delete from headwater_stores.tables where store = %s", [self._store])
+
+    def copy(self) -> Any:
+        self._copies += 1
+        schema = f"copies_{self._copies}"
+        self._connection.execute(f"create schema {schema}")
+        tables = self._tables() if self.there() else {}
+        for number, name in enumerate(tables.values()):
+            self._connection.execute(f"create table {schema}.t{number} (like {name} including all)")
+            self._connection.execute(f"insert into {schema}.t{number} select * from {name}")
+        for kept in ("marks", "tables") if self.there() else ():
+            self._connection.execute(
+                f"create table {schema}.{kept} as select * from headwater_stores.{kept} where store = %s", [self._store]
+            )
+        return {
+            topic: (f"{schema}.t{number}", name, self._comment(name)) for number, (topic, name) in enumerate(tables.items())
+        } | {"ledger": schema}
+
+    def restore(self, copy: Any, *names: str) -> None:
+        whole = set(names) >= {*self.there(), *copy} - (
+            {"ledger"} if not self._one(f"select to_regclass('{copy['ledger']}.marks')") else set()
+        )
+        self.lose(*names)
+        for name in set(names) & set(copy) - {"ledger"}:
+            kept, place, comment = copy[name]
+            self._connection.execute(f"create table {place} (like {kept} including all)")
+            self._connection.execute(f"insert into {place} select * from {kept}")
+            self._connection.execute(f"comment on table {place} is '{comment}'")
+        if whole:  # of one moment, under the same OIDs, as the server's own copies are
+            self._connection.execute("delete from headwater_stores.tables where store = %s", [self._store])
+            self._connection.execute(f"insert into headwater_stores.tables select * from {copy['ledger']}.tables")
+            self._connection.execute(
+                "update headwater_stores.tables set table_oid = to_regclass(format('%%I.%%I', table_schema, table_name))::oid::bigint"
+                " where store = %s and table_oid is not null",
+                [self._store],
+            )
+        if "ledger" in names:
+            self._connection.execute(f"insert into headwater_stores.marks select * from {copy['ledger']}.marks")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _tables(self) -> dict[str, str]:
+        found = self._connection.execute(
+            "select topic, format('%%I.%%I', table_schema, table_name) from headwater_stores.tables where store = %s"
+            " and to_regclass(format('%%I.%%I', table_schema, table_name)) is not null",
+            [self._store],
+        )
+        return dict(found.fetchall())
+
+    def _comment(self, name: str) -> Any:
+        return self._one("select obj_description(%s::regclass, 'pg_class')", name)
+
+    def _all(self, query: str, *values: str) -> list[Any]:
+        return [row[0] for row in self._connection.execute(query, values).fetchall()]
+
+    def _one(self, query: str, *values: str) -> Any:
+        return self._all(query, *values)[0]
 
 
 class NoUnits:

@@ -23,6 +23,7 @@ ROOMS: Final = {
     "search": ("search",),
     "spreading": ("spreading",),
     "warehouse": ("warehouse",),
+    "sql": ("sql",),
     "rebuild": ("rebuild",),
     "rebuilding": ("rebuilding",),
     "newstore": ("newstore",),

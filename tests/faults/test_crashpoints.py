@@ -22,7 +22,7 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.state import rebuilds, reloads, stops
 from sinks import make_sink, options_model
 from tests import counters
-from tests.conftest import Cache
+from tests.conftest import Cache, Database
 from tests.faults import points
 from tests.faults.lab import DEADLINE_S, POLL_S, Lab, lab
 from tests.faults.nursery import Nursery
@@ -309,13 +309,26 @@ def test_search(point: str, kind: CrashKind, written: Written, nursery: Nursery,
     follow_through_a_fault(point, kind, written, nursery, tmp_path / "follower", store)
 
 
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", list(CrashKind) if EVERYTHING else [CrashKind.KILL])
+@pytest.mark.parametrize("point", points.of("sql"))
+def test_sql(point: str, kind: CrashKind, written: Written, nursery: Nursery, postgres: Database, tmp_path: Path) -> None:
+    store = {"kind": "sql", "url": postgres.dsn, "batch_rows": 400, "namespace": "copy_{schema}", "timeout_s": 5}
+    follow_through_a_fault(point, kind, written, nursery, tmp_path / "follower", store)
+
+
 _BY_THE_FOLLOWER: Final = ("rebuild.written", "rebuild.opened", "rebuild.done")
 REBUILT: Final = {
     "redis": [*(point for point in points.of("rebuilding") if point.startswith("rebuilding.cache_")), *_BY_THE_FOLLOWER],
     "opensearch": [*(point for point in points.of("rebuilding") if point.startswith("rebuilding.search_")), *_BY_THE_FOLLOWER],
+    "sql": [*(point for point in points.of("rebuilding") if point.startswith("rebuilding.sql_")), *_BY_THE_FOLLOWER],
 }
 """What `cdc resume STATE:follow-NAME --rebuild` passes in each kind of store, beside the warehouse's (``test_spark_crashpoints``)."""
-QUICK: Final = {"redis": ["rebuilding.cache_written", "rebuild.written"], "opensearch": ["rebuilding.search_filled"]}
+QUICK: Final = {
+    "redis": ["rebuilding.cache_written", "rebuild.written"],
+    "opensearch": ["rebuilding.search_filled"],
+    "sql": ["rebuilding.sql_table_replaced"],
+}
 
 
 def test_no_point_of_a_rebuild_is_forgotten() -> None:
@@ -342,6 +355,16 @@ def test_a_cache_built_again(
     point: str, kind: CrashKind, written: Written, nursery: Nursery, valkey: Cache, tmp_path: Path
 ) -> None:
     store = {"kind": "redis", "url": valkey.url, "batch_rows": 400}
+    killed_while_built_again(point, kind, written, nursery, tmp_path / "follower", store)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", KINDS if EVERYTHING else [CrashKind.KILL])
+@pytest.mark.parametrize("point", REBUILT["sql"] if EVERYTHING else QUICK["sql"])
+def test_a_database_built_again(
+    point: str, kind: CrashKind, written: Written, nursery: Nursery, postgres: Database, tmp_path: Path
+) -> None:
+    store = {"kind": "sql", "url": postgres.dsn, "batch_rows": 400, "namespace": "copy_{schema}", "timeout_s": 5}
     killed_while_built_again(point, kind, written, nursery, tmp_path / "follower", store)
 
 

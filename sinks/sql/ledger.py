@@ -1,0 +1,191 @@
+"""The store's own tables in the target database: its mark, and for each topic which table it has there and how far that one holds it.
+
+They live in the same database as the rows, so one transaction writes both. What can still be lost by itself is a table (dropped, replaced), or these
+marks; ``TableEntry.there`` says whether the table that an entry is about is the very one (by its OID) that the rows went to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from cdc.errors import StoreError
+from cdc.model.lineage import Mark
+from cdc.model.position import Cut, Lsn, Position
+from cdc.model.topic import TopicSchema
+from sinks.contract import EpochPassed, Shape
+from sinks.sql.database import SqlSession
+from sinks.sql.names import LEDGER_SCHEMA, TargetPlace
+
+_MAKE: Final = (
+    f"create schema if not exists {LEDGER_SCHEMA}",
+    f"""create table if not exists {LEDGER_SCHEMA}.marks (
+        store text primary key, epoch bigint not null,
+        log text not null, history text not null, position bigint not null, commit_lsn bigint not null, commit_ts_us bigint not null)""",
+    f"""create table if not exists {LEDGER_SCHEMA}.tables (
+        store text, topic text, table_schema text, table_name text, table_oid bigint, shape text, shape_position bigint not null,
+        log text not null, history text not null, position bigint not null, commit_lsn bigint not null, commit_ts_us bigint not null,
+        primary key (store, topic), unique (table_schema, table_name))""",
+)
+_MARK: Final = "log, history, position, commit_lsn, commit_ts_us"
+_GIVEN: Final = ":log, :history, :position, :commit_lsn, :commit_ts_us"
+
+
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """One topic. ``oid`` None: its changes up to the mark have left nothing to hold, so it has no table."""
+
+    topic: str
+    mark: Mark
+    place: TargetPlace | None = None
+    oid: int | None = None
+    shape: Shape | None = None
+    there: bool = True
+
+    @property
+    def counts(self) -> bool:
+        """Whether what it says is true of what is there."""
+        return self.there or self.oid is None
+
+    @property
+    def has_table(self) -> bool:
+        return self.there and self.oid is not None
+
+
+@dataclass(frozen=True, slots=True)
+class SqlLedger:
+    """All that the ledger says of one store. ``mark`` None: it has none there."""
+
+    epoch: int = 0
+    mark: Mark | None = None
+    entries: Mapping[str, TableEntry] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        return self.mark is None and not self.entries
+
+    def with_entries(self, *entries: TableEntry) -> SqlLedger:
+        return replace(self, entries={**self.entries, **{one.topic: one for one in entries}})
+
+
+def make(session: SqlSession) -> None:
+    """Makes the tables where there are none."""
+    if not exists(session):
+        for statement in _MAKE:
+            session.run(statement)
+
+
+def exists(session: SqlSession) -> bool:
+    found = session.rows("select to_regclass(:name) is not null", name=f"{LEDGER_SCHEMA}.tables")
+    return bool(found[0][0])
+
+
+def read(session: SqlSession, store: str, *, lock: bool = False) -> SqlLedger:
+    """``lock``: nobody else writes to the store until the transaction ends."""
+    if not exists(session):
+        return SqlLedger()
+    marks = session.rows(
+        f"select epoch, {_MARK} from {LEDGER_SCHEMA}.marks where store = :store {'for update' if lock else ''}", store=store
+    )
+    found = session.rows(
+        f"""select topic, table_schema, table_name, table_oid, shape, shape_position, {_MARK}, c.oid is not null
+        from {LEDGER_SCHEMA}.tables t
+        left join (pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace)
+          on c.oid = t.table_oid and c.relname = t.table_name and n.nspname = t.table_schema and c.relkind = 'r'
+        where t.store = :store""",
+        store=store,
+    )
+    entries = {row[0]: _entry(row) for row in found}
+    return SqlLedger(marks[0][0], _mark(marks[0][1:6]), entries) if marks else SqlLedger(0, None, entries)
+
+
+def _entry(row: Any) -> TableEntry:
+    topic, schema, name, oid, shape, shape_position = row[:6]
+    return TableEntry(
+        topic,
+        _mark(row[6:11]),
+        None if schema is None else TargetPlace(schema, name),
+        oid,
+        None if shape is None else Shape(TopicSchema.from_json(shape), Position(shape_position)),
+        bool(row[11]),
+    )
+
+
+def _mark(row: Any) -> Mark:
+    log, history, position, lsn, ts_us = row
+    return Mark(log, history, Cut(Position(position), Lsn(lsn), ts_us))
+
+
+def _given(mark: Mark) -> dict[str, Any]:
+    cut = mark.cut
+    return {
+        "log": mark.log,
+        "history": mark.history,
+        "position": int(cut.position),
+        "commit_lsn": int(cut.commit_lsn),
+        "commit_ts_us": cut.commit_ts_us,
+    }
+
+
+def sign(session: SqlSession, store: str, epoch: int, mark: Mark) -> None:
+    """Writes the store's own mark."""
+    session.write(
+        f"""insert into {LEDGER_SCHEMA}.marks (store, epoch, {_MARK}) values (:store, :epoch, {_GIVEN})
+        on conflict (store) do update set (epoch, {_MARK}) = (:epoch, {_GIVEN})""",
+        store=store,
+        epoch=epoch,
+        **_given(mark),
+    )
+
+
+def put(session: SqlSession, store: str, entry: TableEntry) -> None:
+    session.write(
+        f"""insert into {LEDGER_SCHEMA}.tables (store, topic, table_schema, table_name, table_oid, shape, shape_position, {_MARK})
+        values (:store, :topic, :table_schema, :table_name, :oid, :shape, :shape_position, {_GIVEN})
+        on conflict (store, topic) do update set (table_schema, table_name, table_oid, shape, shape_position, {_MARK}) =
+        (:table_schema, :table_name, :oid, :shape, :shape_position, {_GIVEN})""",
+        store=store,
+        topic=entry.topic,
+        table_schema=None if entry.place is None else entry.place.schema,
+        table_name=None if entry.place is None else entry.place.name,
+        oid=entry.oid,
+        shape=None if entry.shape is None else entry.shape.schema.to_json(),
+        shape_position=0 if entry.shape is None else int(entry.shape.position),
+        **_given(entry.mark),
+    )
+
+
+def owner(session: SqlSession, place: TargetPlace) -> tuple[str, str] | None:
+    """(store, topic) of whose table the ledger says that it stands there, whatever became of it."""
+    found = session.rows(
+        f"select store, topic from {LEDGER_SCHEMA}.tables where table_schema = :schema and table_name = :name",
+        schema=place.schema,
+        name=place.name,
+    )
+    return (found[0][0], found[0][1]) if found else None
+
+
+def remove(session: SqlSession, store: str, topic: str) -> None:
+    session.write(f"delete from {LEDGER_SCHEMA}.tables where store = :store and topic = :topic", store=store, topic=topic)
+
+
+def remove_all(session: SqlSession, store: str) -> None:
+    for table in ("tables", "marks"):
+        session.write(f"delete from {LEDGER_SCHEMA}.{table} where store = :store", store=store)
+
+
+def refuse_others(held: SqlLedger, store: str, epoch: int, mark: Mark | None) -> None:
+    """Raises where the ledger has seen a later writer, or is not at the mark that this one found or left."""
+    if held.mark is not None and mark is not None and held.mark.log == mark.log and held.epoch > epoch:
+        raise EpochPassed(store, held.epoch)
+    if held.mark is None or held.mark != mark:
+        raise lost(store)
+
+
+def lost(store: str) -> StoreError:
+    return StoreError(
+        f"store {store}: its marks or tables in the database are not as this writer left them",
+        retryable=True,
+        hint="it is opened again",
+    )

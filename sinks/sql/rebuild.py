@@ -1,0 +1,88 @@
+"""A SQL store built again, table by table, each in one transaction: a reader sees its rows as they were or as they are.
+
+First the store's mark says that it holds nothing, under this writer's epoch: whoever wrote before commits nothing more. A table that is there stays the same
+table, with the rights that were granted on it and the views over it; rows go over rows, and what is left over goes in the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cdc.crashpoint import crashpoint
+from cdc.model.lineage import Lineage
+from cdc.model.position import ZERO_CUT, Cut
+from sinks.contract import EpochPassed, Outcome, TopicAsOf
+from sinks.sql import ledger, ownership
+from sinks.sql.database import SqlSession, TargetDatabase
+from sinks.sql.names import TableSign, place_of
+from sinks.sql.options import Options
+from sinks.sql.rowwriter import SqlRowWriter
+from sinks.sql.table import TargetTable, standing
+
+
+@dataclass(frozen=True, slots=True)
+class SqlRebuild:
+    """Over one store, under one lease."""
+
+    store: str
+    options: Options
+    database: TargetDatabase
+    lineage: Lineage
+    epoch: int
+
+    def carry_out(self, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
+        """Raises EpochPassed when a later writer of the same log has been there, StoreError."""
+        nothing = self.lineage.mark(ZERO_CUT)
+        with self.database.transaction() as session:
+            ledger.make(session)
+            held = ledger.read(session, self.store, lock=True)
+            if held.mark is not None and held.mark.log == self.lineage.log and held.epoch > self.epoch:
+                raise EpochPassed(self.store, held.epoch)
+            for topic in topics:
+                schema = topic.shape.schema
+                ownership.refuse_taken(session, self.store, schema, place_of(schema, self.options.namespace), None)
+            ledger.sign(session, self.store, self.epoch, nothing)
+        crashpoint("rebuilding.sql_begun")
+        rows = 0
+        for topic in topics:
+            with self.database.transaction() as session:
+                self._refuse_others(session)
+                rows += self._replaced(session, topic, cut)
+            crashpoint("rebuilding.sql_table_replaced")
+        with self.database.transaction() as session:
+            self._refuse_others(session)
+            names = {topic.shape.schema.topic for topic in topics}
+            for entry in ledger.read(session, self.store).entries.values():
+                if entry.topic not in names:
+                    ownership.remove(session, self.store, entry)
+            ledger.sign(session, self.store, self.epoch, self.lineage.mark(cut))
+        return Outcome(rows)
+
+    def _refuse_others(self, session: SqlSession) -> None:
+        held = ledger.read(session, self.store, lock=True)
+        if held.epoch != self.epoch:
+            raise EpochPassed(self.store, held.epoch)
+        ledger.refuse_others(held, self.store, self.epoch, self.lineage.mark(ZERO_CUT))
+
+    def _replaced(self, session: SqlSession, topic: TopicAsOf, cut: Cut) -> int:
+        """Returns the number of rows."""
+        schema = topic.shape.schema
+        place = place_of(schema, self.options.namespace)
+        entry = ledger.read(session, self.store).entries.get(schema.topic)
+        if entry is not None and (not entry.has_table or entry.place != place):
+            ownership.remove(session, self.store, entry)
+            entry = None
+        if entry is None:
+            ownership.refuse_taken(session, self.store, schema, place, None)
+            found = standing(session, place)
+            if found is not None:
+                session.run(f"drop table {place.sql}")
+            entry = ownership.made(session, self.store, schema, place, self.lineage)
+        table = TargetTable(session, place)
+        known = entry.shape.schema.names if entry.shape is not None else ()
+        writer = SqlRowWriter(session, table, topic.shape)
+        count = writer.replace_all(schema, known, (came.rows for came in topic.rows()))
+        table.sign(TableSign(self.store, schema.topic, self.lineage.log))
+        ledger.put(session, self.store, replace(entry, mark=self.lineage.mark(cut), shape=topic.shape))
+        return count

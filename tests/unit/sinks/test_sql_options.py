@@ -1,0 +1,70 @@
+"""The options of a store of kind sql, what docs/stores.md shows of them, and the pure parts beneath: names, types, COPY's lines."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+
+from cdc.errors import ConfigError
+from cdc.model.topic import TopicSchema
+from sinks import make_sink, options_model
+from sinks.sql.copylines import copy_lines, rows_of
+from sinks.sql.kinds import column_type
+from sinks.sql.names import TableSign, TargetPlace, place_of, quoted
+from tests.contract.rows import ORDERS, TYPES
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs/stores.md").read_text(encoding="utf-8")
+SECTION = PAGE.partition("## How do I shape tables in a SQL database?")[2].partition("\n## ")[0]
+
+
+def test_the_page_shows_a_store_that_there_can_be() -> None:
+    [given] = tomllib.loads(SECTION.partition("```toml\n")[2].partition("```")[0])["stores"].values()
+    options = options_model("sql").model_validate(given)
+    sink = make_sink("reports", options)
+    sink.foresee([TopicSchema.of(ORDERS)])
+    assert place_of(TopicSchema.of(ORDERS), given["namespace"]) == TargetPlace("copy_public", "orders")
+    assert "copy_public.orders" in SECTION
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"url": "mysql://me:canary@x/y"}, {"url": "canary"}, {"namespace": "pg_catalog"}, {"namespace": "{table}"}, {"namespace": ""}],
+)
+def test_what_cannot_be_is_refused_without_its_secret(given: dict[str, str]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        options_model("sql").model_validate({"kind": "sql", "url": "postgresql://x/y", **given})
+    assert "canary" not in "".join(error["msg"] for error in refused.value.errors())
+
+
+def test_two_topics_never_share_a_table() -> None:
+    sink = make_sink("reports", options_model("sql").model_validate({"kind": "sql", "url": "postgresql://x/y", "namespace": "all"}))
+    with pytest.raises(ConfigError, match=r"public\.orders and other\.orders would both be the table all\.orders"):
+        sink.foresee([TopicSchema("public", "orders"), TopicSchema("other", "orders")])
+    with pytest.raises(ConfigError, match="63 bytes"):
+        sink.foresee([TopicSchema("public", "ä" * 32)])
+
+
+def test_names_and_signs() -> None:
+    assert quoted('a "b" c') == '"a ""b"" c"'
+    sign = TableSign("s", 'public."odd" \\', "log")
+    assert TableSign.of(sign.text()) == sign
+    assert [TableSign.of(text) for text in (None, "", "Headwater: {", "Headwater: 7", "somebody's")] == [None] * 5
+
+
+def test_types_are_the_source_s_own() -> None:
+    kinds = {field.name: column_type(field) for field in TopicSchema.of(TYPES).fields}
+    assert (kinds["big"], kinds["money"], kinds["at utc"]) == ("bigint", "numeric", "timestamp with time zone")
+    assert (kinds["docb"], kinds["tags"], kinds["uid"], kinds["clock"]) == ("jsonb", "text[]", "uuid", "time without time zone")
+
+
+def test_lines_come_back_as_they_were() -> None:
+    nasty = ["", "\\", "\\N", "a\tb", "\n\r", None, "\\\\t", "ä€\U0001f6eb", "\x01\x0b"] * 50_000
+    rows = pa.RecordBatch.from_arrays([pa.array(nasty, pa.utf8()), pa.array(nasty[::-1], pa.utf8())], names=["a", "b"])
+    for given in (rows, rows.select(["a"]), rows.slice(3, 5)):
+        pieces = list(copy_lines(given))
+        assert pa.Table.from_batches(rows_of(pieces, given.schema)).equals(pa.Table.from_batches([given]))
+    assert len(list(copy_lines(rows))) > 1
