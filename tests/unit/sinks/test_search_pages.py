@@ -63,7 +63,7 @@ def test_rows_of_every_type_are_those_of_the_parsed_documents(seed: int) -> None
 
 
 def test_what_hits_hold_besides_makes_no_difference() -> None:
-    more = {"inner": {"hits": [{"_id": "x", "_source": {"hits": []}}]}, "highlight": ["}", '"', "\\"]}
+    more: dict[str, Any] = {"inner": {"hits": [{"_id": "x", "_source": {"hits": []}}]}, "highlight": ["}", '"', "\\"]}
     plain, with_more = (Hits.of(answer(['{"id":"a"}', ' {"id" : "b"} '], **one)) for one in ({}, more))
     for hits in (plain, with_more):
         rows, left = hits.rows(SCHEMA, STYLE)
