@@ -1,6 +1,6 @@
 """Every row of a table as it stands in the store, for the audit: pages of keys and their values are asked for ahead, and some pages read by columns together.
 
-While one page is read here the server is at work on the next. Behind each page's values stands the ledger: where it is there, so were the rows. (In one
+While some pages are read here another thread takes the next from the server, which is always at work on one. Behind each page's values stands the ledger: where it is there, so were the rows. (In one
 transaction with them it would say no more, as the store may lose all of it before one, too, and have another ledger; and what reads each hash by itself costs
 the server twice as much in a transaction.) What columns do not show is left to ``sinks.cache.rowreader``.
 """
@@ -8,7 +8,8 @@ the server twice as much in a transaction.) What columns do not show is left to 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,13 +23,13 @@ from sinks.cache.rowreader import READ_KEYS, SCAN_COUNT, pattern_of
 from sinks.cache.seenkeys import SeenKeys
 from sinks.cache.server import Server
 from sinks.cache.values import Answers, Form, Mask
-from sinks.cache.wire import RedisWire, command, refuse_error
+from sinks.cache.wire import command, refuse_error
 from sinks.render.documentcolumns import Read
 from sinks.render.jsonkernels import Bytes
 from sinks.render.texts import Texts, readonly
 
 PAGE_BYTES: Final = 4 << 20
-"""Values that are asked for at once, about; two pages are under way."""
+"""Values that are asked for at once, about; two pages are under way, and twice as much is here."""
 READ_ROWS: Final = 8192
 """Read together, where they are not more than ``PAGE_BYTES``: what a call takes whatever the number of rows is little beside them."""
 _FIRST_COUNT: Final = 100
@@ -49,26 +50,35 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class _AskedPage:
-    """Names that are asked for, so many with one command where one can ask for several."""
+    """``counts``: for how many of the names each command is."""
 
     names: pa.Array
-    at_once: int
-
-    def parts(self) -> list[pa.Array]:
-        return [self.names.slice(start, self.at_once) for start in range(0, len(self.names), self.at_once)]
+    counts: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class _AnsweredPage:
-    """``data``: the answers, the ledger's behind the values. ``counts``: how many names were asked for together."""
+    """``data``: the answers, the ledger's behind the values."""
 
-    names: pa.Array
-    counts: Sequence[int]
+    asked: _AskedPage
     data: Bytes
 
 
 def pages(server: Server, store: str, keys: TableKeys, form: Form) -> Iterator[Page]:
     """All keys below the table's prefix, each once."""
+    answered = _answered(server, store, keys, form)
+    try:
+        with ThreadPoolExecutor(1, "audit-page") as ahead:
+            coming = ahead.submit(next, answered, None)
+            while (some := coming.result()) is not None:
+                coming = ahead.submit(next, answered, None)
+                yield _read(some, keys, form)
+    finally:
+        answered.close()
+
+
+def _answered(server: Server, store: str, keys: TableKeys, form: Form) -> Generator[Sequence[_AnsweredPage], None, None]:
+    """What is read together, as it has come."""
     look = command("HMGET", ledger.key_of(store), _LOG)
     seen, count = SeenKeys(), _FIRST_COUNT
     awaited: deque[_AskedPage | None] = deque([None])
@@ -78,10 +88,13 @@ def pages(server: Server, store: str, keys: TableKeys, form: Form) -> Iterator[P
         while awaited:
             asked = awaited.popleft()
             if asked is not None:
-                unread.append(answered := _answered(wire, asked, form))
+                unread.append(answered := _AnsweredPage(asked, np.frombuffer(wire.answers(len(asked.counts) + 1), np.uint8)))
                 count = int(min(max(PAGE_BYTES * len(asked.names) // len(answered.data), _FEWEST), SCAN_COUNT))
-                if sum(len(page.names) for page in unread) >= READ_ROWS or sum(len(page.data) for page in unread) >= PAGE_BYTES:
-                    yield _read(unread, keys, form)
+                if (
+                    sum(len(page.asked.names) for page in unread) >= READ_ROWS
+                    or sum(len(page.data) for page in unread) >= PAGE_BYTES
+                ):
+                    yield unread
                     unread = []
                 continue
             cursor, found = page_of(np.frombuffer(wire.answers(1), np.uint8))
@@ -90,13 +103,13 @@ def pages(server: Server, store: str, keys: TableKeys, form: Form) -> Iterator[P
                 request = _scan(cursor, keys.prefix, count)
                 awaited.append(None)
             if len(fresh := seen.fresh(found)):
-                asked = _AskedPage(fresh, min(count, READ_KEYS))
-                request += b"".join((*map(form.questions, asked.parts()), look))
-                awaited.append(asked)
+                at_once = min(count, READ_KEYS)
+                request += form.questions(fresh, at_once) + look
+                awaited.append(_AskedPage(fresh, form.counts(len(fresh), at_once)))
             if request:
                 wire.send(request)
     if unread:
-        yield _read(unread, keys, form)
+        yield unread
 
 
 def page_of(answer: Bytes) -> tuple[bytes, pa.Array]:
@@ -116,18 +129,12 @@ def _scan(cursor: bytes, prefix: str, count: int) -> bytes:
     return command("SCAN", cursor, "MATCH", pattern_of(prefix), "COUNT", count)
 
 
-def _answered(wire: RedisWire, asked: _AskedPage, form: Form) -> _AnsweredPage:
-    counts = [len(part) for part in asked.parts()]
-    return _AnsweredPage(asked.names, counts, np.frombuffer(wire.answers(1 + sum(map(form.commands, counts))), np.uint8))
-
-
 def _read(pages: Sequence[_AnsweredPage], keys: TableKeys, form: Form) -> Page:
     data = pages[0].data if len(pages) == 1 else readonly(np.concatenate([page.data for page in pages]))
     begins = np.cumsum([0, *(len(page.data) for page in pages)]).tolist()
-    there, found, ends = form.columns(
-        data, [Answers(begin, page.counts) for begin, page in zip(begins, pages, strict=False)], keys.schema
-    )
-    return Page(tuple(_log(data, end) for end in ends), pa.concat_arrays([page.names for page in pages]), there, found)
+    places = [Answers(begin, page.asked.counts) for begin, page in zip(begins, pages, strict=False)]
+    there, found, ends = form.columns(data, places, keys.schema)
+    return Page(tuple(_log(data, end) for end in ends), pa.concat_arrays([page.asked.names for page in pages]), there, found)
 
 
 def _log(data: Bytes, at: int) -> bytes | None:

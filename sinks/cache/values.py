@@ -23,7 +23,7 @@ from cdc.model.display import AsRules
 from cdc.model.topic import TopicSchema
 from sinks.cache.answerkernels import NOTHING, hash_members, line_at, texts_at
 from sinks.cache.ledger import INVALIDATE, Projection
-from sinks.cache.resp import hashes_of, items_of
+from sinks.cache.resp import hashes_of, items_of, lists_of
 from sinks.cache.wire import bulk, refuse_error
 from sinks.render.choices import Choices
 from sinks.render.documentcolumns import Labels, Members, Read, document_members, labels_of, nothing_read, rows_of_members
@@ -80,12 +80,12 @@ class Form(Protocol):
         """Adds the question for this key's value, which ``read`` takes the answer to."""
         ...
 
-    def questions(self, names: pa.Array) -> bytes:
-        """The commands that ask for all of these keys' values."""
+    def questions(self, names: pa.Array, at_once: int) -> bytes:
+        """The commands that ask for all of these keys' values; one of them asks for so many at most."""
         ...
 
-    def commands(self, names: int) -> int:
-        """How many commands ``questions`` has for so many keys."""
+    def counts(self, names: int, at_once: int) -> Sequence[int]:
+        """For how many keys each of the commands is that ``questions`` has for so many."""
         ...
 
     def columns(self, data: Bytes, places: Sequence[Answers], schema: TopicSchema) -> Columns:
@@ -140,11 +140,11 @@ class Json(_Lasting):
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.get(name)
 
-    def questions(self, names: pa.Array) -> bytes:
-        return b"*%d\r\n%s" % (len(names) + 1, bulk(b"MGET")) + items_of(raw_texts(names))
+    def questions(self, names: pa.Array, at_once: int) -> bytes:
+        return lists_of(raw_texts(names), bulk(b"MGET"), at_once)
 
-    def commands(self, names: int) -> int:  # noqa: ARG002
-        return 1
+    def counts(self, names: int, at_once: int) -> Sequence[int]:
+        return [min(at_once, names - start) for start in range(0, names, at_once)]
 
     def columns(self, data: Bytes, places: Sequence[Answers], schema: TopicSchema) -> Columns:
         count = sum(sum(counts) for _, counts in places)
@@ -206,14 +206,14 @@ class Hash(_Lasting):
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.hgetall(name)
 
-    def questions(self, names: pa.Array) -> bytes:
+    def questions(self, names: pa.Array, at_once: int) -> bytes:  # noqa: ARG002
         return items_of(raw_texts(names), b"*2\r\n" + bulk(b"HGETALL"))
 
-    def commands(self, names: int) -> int:
-        return names
+    def counts(self, names: int, at_once: int) -> Sequence[int]:  # noqa: ARG002
+        return [1] * names
 
     def columns(self, data: Bytes, places: Sequence[Answers], schema: TopicSchema) -> Columns:
-        counts = [sum(counts) for _, counts in places]
+        counts = [len(counts) for _, counts in places]
         count, row, ends = sum(counts), 0, []
         style = self._choices.style(schema)
         labels = labels_of(schema, style, quoted=False)

@@ -76,7 +76,7 @@ def test_answers_to_several_pages_are_read_where_they_stand(value: str) -> None:
     answers, ledger_answer = ANSWERED[value], b"*1\r\n$3\r\nlog\r\n"
     data = answers + answers + ledger_answer + answers + ledger_answer
     second = 2 * len(answers) + len(ledger_answer)
-    places = [Answers(0, (3, 3)), Answers(second, (3,))]
+    places = [Answers(0, FORMS[value].counts(6, 3)), Answers(second, FORMS[value].counts(3, 3))]
     there, found, ends = FORMS[value].columns(np.frombuffer(data, np.uint8), places, SCHEMA)
     assert list(ends) == [2 * len(answers), second + len(answers)]
     plain = (there & ~found.left).tolist()
@@ -89,7 +89,7 @@ def test_a_server_that_refuses_to_say_what_keys_hold_is_not_taken_for_an_empty_o
     refusal = b"-NOPERM this user has no permissions\r\n"
     data = ANSWERED[value] + refusal * (3 if value == "hash" else 1)
     with pytest.raises(Refused) as refused:
-        FORMS[value].columns(np.frombuffer(data, np.uint8), [Answers(0, (3, 3))], SCHEMA)
+        FORMS[value].columns(np.frombuffer(data, np.uint8), [Answers(0, FORMS[value].counts(6, 3))], SCHEMA)
     assert refused.value.code == "NOPERM"
 
 
