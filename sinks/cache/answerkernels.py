@@ -69,9 +69,10 @@ def texts_at(data: Any, at: int, starts: Any, stops: Any) -> int:
 
 
 @kernel
-def hash_members(data: Any, at: int, labels: Any, ends: Any, kinds: Any, spans: Any, tokens: Any, left: Any, there: Any) -> Any:
-    """As ``readkernels.object_members``, of hashes: their answers begin here. ``there``: which keys have one. Returns (what is behind them, where the first error
+def hash_members(data: Any, at: int, names: Any, spans: Any, tokens: Any, left: Any, there: Any) -> Any:
+    """As ``readkernels.object_members``, of hashes: their answers begin here. ``names``: labels, ends and kinds. ``there``: which keys have one. Returns (what is behind them, where the first error
     among them begins, or NOTHING): that a key holds something else is none."""
+    labels, ends, kinds = names
     columns = len(ends) - 1
     refused = NOTHING
     for row in range(len(left)):

@@ -224,7 +224,7 @@ class Hash(_Lasting):
         for (at, _), some in zip(places, counts, strict=True):
             rows = slice(row, row + some)
             end, refused = hash_members(
-                data, at, names.data, names.ends, names.kinds, spans[rows], tokens[rows], left[rows], there[rows]
+                data, at, (names.data, names.ends, names.kinds), spans[rows], tokens[rows], left[rows], there[rows]
             )
             if refused != NOTHING:
                 refuse_error(data, refused)
