@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from cdc.background import Interrupted
 
 HELPERS: Final = "audit-page"
-"""Threads whose names begin so read ahead for an audit (``sinks.search.documents``): what they use counts, too."""
+"""Threads whose names begin so read ahead for an audit (``sinks.search.documents``, ``sinks.cache.rowscan``): what they use counts, too."""
 _LEAST_S: Final = 0.02
 """Rests that are shorter are put together: waking up costs something as well."""
 

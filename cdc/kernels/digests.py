@@ -24,8 +24,8 @@ _C2: Final = np.uint64(0x4CF5AD432745937F)
 _FOLD: Final = np.uint64(0x9E3779B97F4A7C15)
 _NULL: Final = np.uint64(0xD6E8FEB86659FD93)
 _ALL: Final = np.uint64(0xFFFFFFFFFFFFFFFF)
-_NO_BITMAP: Final = np.empty(0, np.uint8)
-_NO_BYTES: Final = np.empty(0, np.uint8)
+_NO_BYTES: Final = np.frombuffer(b"", np.uint8)
+_NO_ROWS: Final = np.frombuffer(bytes(4), np.int32)
 
 _Column = tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.uint8], int]
 """As ``_buffers`` has it, and the place of the first row's bit in the bitmap."""
@@ -145,9 +145,15 @@ def _buffers(column: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.ui
     bitmap, offsets, data = column.buffers()
     rows = len(column)
     if rows == 0 or offsets is None:
-        return np.zeros(1, np.int32), _NO_BYTES, _NO_BITMAP
+        return _NO_ROWS, _NO_BYTES, _NO_BYTES
     return (
-        np.frombuffer(offsets, np.int32, rows + 1, column.offset * 4),
-        _NO_BYTES if data is None else np.frombuffer(data, np.uint8),
-        _NO_BITMAP if bitmap is None or column.null_count == 0 else np.frombuffer(bitmap, np.uint8),
+        _readonly(np.frombuffer(offsets, np.int32, rows + 1, column.offset * 4)),
+        _NO_BYTES if data is None else _readonly(np.frombuffer(data, np.uint8)),
+        _NO_BYTES if bitmap is None or column.null_count == 0 else _readonly(np.frombuffer(bitmap, np.uint8)),
     )
+
+
+def _readonly(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Whether a buffer of Arrow's may be written to depends on who made it, and for each mix of them the kernel would be compiled once more."""
+    array.flags.writeable = False
+    return array

@@ -226,8 +226,8 @@ class Audit(Strict):
     """``[audit]``: the comparison of stores with the log that goes on while the daemon runs."""
 
     continuous: bool = True
-    """Every cache and search index is compared with what the log says that it holds, one table after the other, again and again. A warehouse, which
-    takes Spark to read, is compared by `cdc audit` alone."""
+    """Every cache and search index is compared with what the log says that it holds, one table after the other, again and again. A warehouse, whose
+    files may be merged before a slow reader has come to them, is compared by `cdc audit` alone."""
     core_share: float = Field(0.05, gt=0, le=1)
     """The most of one core that this takes, in CPU time."""
     pause_s: float = Field(600.0, ge=0)

@@ -10,10 +10,11 @@ from cdc.kernels.jit import kernel
 from cdc.kernels.memcpy import copied
 from sinks.render import readkernels as read
 from sinks.render.readkernels import document_number
-from sinks.render.tokenkernels import CLOSE, CLOSE_LIST, FALSE, MINUS, OPEN, OPEN_LIST, RETURN, TRUE, ZERO, is_word
+from sinks.render.tokenkernels import CLOSE, CLOSE_LIST, FALSE, MINUS, OPEN, OPEN_LIST, RETURN, TRUE, ZERO, is_word, same_bytes
 
 NOTHING: Final = -1
 _DOLLAR, _STAR = ord("$"), ord("*")
+_OTHER_TYPE: Final = np.frombuffer(b"-WRONGTYPE", np.uint8)
 
 
 @kernel
@@ -52,17 +53,6 @@ def answers_end(data: Any, at: int, left: int) -> Any:
 
 
 @kernel
-def statuses_end(data: Any, at: int, count: int) -> Any:
-    """(behind so many answers of one line that begin here, where the first error among them begins or NOTHING)."""
-    refused = NOTHING
-    for _ in range(count):
-        if data[at] == MINUS and refused == NOTHING:
-            refused = at
-        _, _, at = line_at(data, at)
-    return at, refused
-
-
-@kernel
 def texts_at(data: Any, at: int, starts: Any, stops: Any) -> int:
     """Where so many texts stand that begin here: from NOTHING to NOTHING for what is none. Returns what is behind them."""
     for row in range(len(starts)):
@@ -79,15 +69,19 @@ def texts_at(data: Any, at: int, starts: Any, stops: Any) -> int:
 
 
 @kernel
-def hash_members(data: Any, at: int, labels: Any, ends: Any, kinds: Any, spans: Any, tokens: Any, left: Any) -> Any:
-    """As ``readkernels.object_members``, of hashes: their answers begin here. Returns the mask of keys that have one."""
+def hash_members(data: Any, at: int, names: Any, spans: Any, tokens: Any, left: Any, there: Any) -> Any:
+    """As ``readkernels.object_members``, of hashes: their answers begin here. ``names``: labels, ends and kinds. ``there``: which keys have one. Returns (what is behind them, where the first error
+    among them begins, or NOTHING): that a key holds something else is none."""
+    labels, ends, kinds = names
     columns = len(ends) - 1
-    there = np.zeros(len(left), np.bool_)
+    refused = NOTHING
     for row in range(len(left)):
         kind, number, behind = line_at(data, at)
         there[row] = kind == _STAR and number > 0
         left[row] = False
         if not there[row]:
+            if kind == MINUS and refused == NOTHING and not is_word(data, at, behind, _OTHER_TYPE):
+                refused = at
             at, _ = answers_end(data, at, 1)
             continue
         at = behind
@@ -99,9 +93,7 @@ def hash_members(data: Any, at: int, labels: Any, ends: Any, kinds: Any, spans: 
             column = NOTHING
             for step in range(columns):
                 maybe = (likely + step) % columns
-                if ends[maybe + 1] - ends[maybe] == size and is_word(
-                    data, name, name + size, labels[ends[maybe] : ends[maybe + 1]]
-                ):
+                if ends[maybe + 1] - ends[maybe] == size and same_bytes(data, name, name + size, labels, ends[maybe], size):
                     column = maybe
                     break
             if column < 0:
@@ -113,7 +105,7 @@ def hash_members(data: Any, at: int, labels: Any, ends: Any, kinds: Any, spans: 
             spans[row, column, 0] = start
             spans[row, column, 1] = start + length
             tokens[row, column] = token
-    return there
+    return at, refused
 
 
 @kernel

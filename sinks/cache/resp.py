@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -183,12 +184,27 @@ def hashes_of(named: Named, rows: int, *, packed: bool) -> Hashes:
 
 def items_of(texts: Texts, before: bytes = b"") -> bytes:
     """Each text as an item, and ``before`` in front of it, one behind the other."""
+    return _items(texts, before)[0].tobytes()
+
+
+def lists_of(texts: Texts, first: bytes, at_once: int) -> bytes:
+    """Lists of items, one behind the other: the item ``first``, and so many of the texts."""
+    out, starts = _items(texts, b"")
+    edges = [*starts[::at_once].tolist(), len(out)]
+    parts: list[bytes | memoryview] = []
+    for number, (start, end) in enumerate(pairwise(edges)):
+        parts += (b"*%d\r\n%s" % (1 + min(at_once, len(texts) - number * at_once), first), out.data[start:end])
+    return b"".join(parts)
+
+
+def _items(texts: Texts, before: bytes) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """As ``items_of``, and where each begins."""
     sizes, ahead = np.zeros(len(texts), np.int64), np.frombuffer(before, np.uint8)
     add_item_sizes(sizes, texts.offsets, _EVERYWHERE, len(before))
     ends = np.cumsum(sizes)
-    out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-    put_items(out, ends - sizes, ahead, texts.data, texts.offsets, _EVERYWHERE)
-    return out.tobytes()
+    out, starts = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8), ends - sizes
+    put_items(out, starts.copy(), ahead, texts.data, texts.offsets, _EVERYWHERE)
+    return out, starts
 
 
 def warm_up() -> None:

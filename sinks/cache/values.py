@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,11 @@ from cdc.model.display import AsRules
 from cdc.model.topic import TopicSchema
 from sinks.cache.answerkernels import NOTHING, hash_members, line_at, texts_at
 from sinks.cache.ledger import INVALIDATE, Projection
-from sinks.cache.resp import hashes_of, items_of
-from sinks.cache.wire import bulk
+from sinks.cache.resp import hashes_of, items_of, lists_of
+from sinks.cache.wire import bulk, refuse_error
 from sinks.render.choices import Choices
+from sinks.render.documentcolumns import Labels, Members, Read, document_members, labels_of, nothing_read, rows_of_members
 from sinks.render.documentcolumns import Mask as Mask
-from sinks.render.documentcolumns import Members, Read, document_members, labels_of, nothing_read, rows_of_members
 from sinks.render.jsonkernels import VALUE, Bytes
 from sinks.render.jsonrows import Member, Texts, fields, plain_documents, raw_texts
 from sinks.render.jsontext import from_fields, may_be_row, meant_rows, parse, row_texts
@@ -49,6 +49,21 @@ class Written:
     packed: npt.NDArray[np.uint8] | None = None
 
 
+class Answers(NamedTuple):
+    """Answers to ``questions`` that stand one behind the other: where the first begins, and how many keys each of the questions was for."""
+
+    at: int
+    counts: Sequence[int]
+
+
+class Columns(NamedTuple):
+    """``there``: which keys hold anything of ours. ``ends``: what is behind each of the ``places``."""
+
+    there: Mask
+    read: Read
+    ends: Sequence[int]
+
+
 class Form(Protocol):
     """One of the forms that a value may have."""
 
@@ -65,17 +80,16 @@ class Form(Protocol):
         """Adds the question for this key's value, which ``read`` takes the answer to."""
         ...
 
-    def questions(self, names: pa.Array) -> bytes:
-        """The commands that ask for all of these keys' values."""
+    def questions(self, names: pa.Array, at_once: int) -> bytes:
+        """The commands that ask for all of these keys' values; one of them asks for so many at most."""
         ...
 
-    def commands(self, names: int) -> int:
-        """How many commands ``questions`` has for so many keys."""
+    def counts(self, names: int, at_once: int) -> Sequence[int]:
+        """For how many keys each of the commands is that ``questions`` has for so many."""
         ...
 
-    def columns(self, data: Bytes, places: Sequence[tuple[int, int]], schema: TopicSchema) -> tuple[Mask, Read]:
-        """The answers to ``questions`` as rows. ``places``: where those to each of them begin in ``data``, and to how many keys. The mask says which
-        keys hold anything of ours."""
+    def columns(self, data: Bytes, places: Sequence[Answers], schema: TopicSchema) -> Columns:
+        """The answers to ``questions`` as rows. Raises Refused where the server does not answer one of them at all."""
         ...
 
     def write(self, batch: pa.RecordBatch, schema: TopicSchema, *, packed: bool = False) -> Written:
@@ -126,24 +140,27 @@ class Json(_Lasting):
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.get(name)
 
-    def questions(self, names: pa.Array) -> bytes:
-        return b"*%d\r\n%s" % (len(names) + 1, bulk(b"MGET")) + items_of(raw_texts(names))
+    def questions(self, names: pa.Array, at_once: int) -> bytes:
+        return lists_of(raw_texts(names), bulk(b"MGET"), at_once)
 
-    def commands(self, names: int) -> int:  # noqa: ARG002
-        return 1
+    def counts(self, names: int, at_once: int) -> Sequence[int]:
+        return [min(at_once, names - start) for start in range(0, names, at_once)]
 
-    def columns(self, data: Bytes, places: Sequence[tuple[int, int]], schema: TopicSchema) -> tuple[Mask, Read]:
-        count = sum(count for _, count in places)
-        starts, stops, row = np.empty(count, np.int64), np.empty(count, np.int64), 0
-        for at, some in places:
-            texts_at(data, line_at(data, at)[2], starts[row : row + some], stops[row : row + some])
-            row += some
+    def columns(self, data: Bytes, places: Sequence[Answers], schema: TopicSchema) -> Columns:
+        count = sum(sum(counts) for _, counts in places)
+        starts, stops, row, ends = np.empty(count, np.int64), np.empty(count, np.int64), 0, []
+        for at, counts in places:
+            for some in counts:
+                refuse_error(data, at)
+                at = texts_at(data, line_at(data, at)[2], starts[row : row + some], stops[row : row + some])
+                row += some
+            ends.append(at)
         style = self._choices.style(schema)
         labels = labels_of(schema, style)
         there = starts != NOTHING
         if labels is None:
-            return there, nothing_read(count, schema)
-        return there, rows_of_members(document_members(data, starts, stops, labels), schema, labels, style)
+            return Columns(there, nothing_read(count, schema), ends)
+        return Columns(there, rows_of_members(document_members(data, starts, stops, labels), schema, labels, style), ends)
 
     def write(self, batch: pa.RecordBatch, schema: TopicSchema, *, packed: bool = False) -> Written:  # noqa: ARG002
         return Written(plain_documents(batch, schema, self._choices.style(schema)), expire_at=self._expire_at(batch))
@@ -189,26 +206,33 @@ class Hash(_Lasting):
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.hgetall(name)
 
-    def questions(self, names: pa.Array) -> bytes:
+    def questions(self, names: pa.Array, at_once: int) -> bytes:  # noqa: ARG002
         return items_of(raw_texts(names), b"*2\r\n" + bulk(b"HGETALL"))
 
-    def commands(self, names: int) -> int:
-        return names
+    def counts(self, names: int, at_once: int) -> Sequence[int]:  # noqa: ARG002
+        return [1] * names
 
-    def columns(self, data: Bytes, places: Sequence[tuple[int, int]], schema: TopicSchema) -> tuple[Mask, Read]:
-        count, row = sum(count for _, count in places), 0
+    def columns(self, data: Bytes, places: Sequence[Answers], schema: TopicSchema) -> Columns:
+        counts = [len(counts) for _, counts in places]
+        count, row, ends = sum(counts), 0, []
         style = self._choices.style(schema)
         labels = labels_of(schema, style, quoted=False)
-        if labels is None:
-            return np.ones(count, np.bool_), nothing_read(count, schema)
-        columns = len(labels.kinds)
+        names = Labels.of([], [], []) if labels is None else labels
+        columns = len(names.kinds)
         spans, tokens = np.zeros((count, columns, 2), np.int64), np.zeros((count, columns), np.uint8)
         left, there = np.empty(count, np.bool_), np.empty(count, np.bool_)
-        for at, some in places:
+        for (at, _), some in zip(places, counts, strict=True):
             rows = slice(row, row + some)
-            there[rows] = hash_members(data, at, labels.data, labels.ends, labels.kinds, spans[rows], tokens[rows], left[rows])
+            end, refused = hash_members(
+                data, at, (names.data, names.ends, names.kinds), spans[rows], tokens[rows], left[rows], there[rows]
+            )
+            if refused != NOTHING:
+                refuse_error(data, refused)
             row += some
-        return there, rows_of_members(Members(data, spans, tokens, left), schema, labels, style, parsed=False)
+            ends.append(end)
+        if labels is None:
+            return Columns(there, nothing_read(count, schema), ends)
+        return Columns(there, rows_of_members(Members(data, spans, tokens, left), schema, labels, style, parsed=False), ends)
 
     def write(self, batch: pa.RecordBatch, schema: TopicSchema, *, packed: bool = False) -> Written:
         named = [

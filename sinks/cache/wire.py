@@ -7,12 +7,14 @@ import socket
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from sinks.cache.answerkernels import answers_end
+from sinks.cache.answerkernels import answers_end, line_at
 
 Reply = bytes | int | None | list["Reply"]
 
 _LINE: Final = b"\r\n"
+_ERROR: Final = ord("-")
 _READ_BYTES: Final = 1 << 16
 
 
@@ -112,6 +114,12 @@ class RedisWire:
         if not data:
             raise ConnectionResetError("the server closed the connection")
         self._unread += data
+
+
+def refuse_error(data: npt.NDArray[np.uint8], at: int) -> None:
+    """Raises Refused where the answer that begins there is an error."""
+    if data[at] == _ERROR:
+        raise Refused(data[at : line_at(data, at)[2] - len(_LINE)].tobytes())
 
 
 def bulk(item: bytes) -> bytes:

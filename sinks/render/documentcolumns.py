@@ -100,11 +100,11 @@ def _as(column: TopicField, kind: Kind, style: Style) -> int:
     return _AS.get(kind, kernels.AS_IT_IS) if isinstance(kind, Leaf) else kernels.AS_IT_IS
 
 
-def document_members(data: Bytes, starts: Offsets, stops: Offsets, labels: Labels, *, others: bool = False) -> Members:
-    """Finds the members of JSON objects, each of which is ``data[start:stop]``. ``others``: they may have further members."""
+def document_members(data: Bytes, starts: Offsets, stops: Offsets, labels: Labels) -> Members:
+    """Finds the members of JSON objects, each of which is ``data[start:stop]``."""
     count = len(labels.ends) - 1
     spans, tokens = np.zeros((len(starts), count, 2), np.int64), np.zeros((len(starts), count), np.uint8)
-    left = kernels.object_members(data, starts, stops, labels.data, labels.ends, others, spans, tokens)
+    left = kernels.object_members(data, starts, stops, labels.data, labels.ends, spans, tokens)
     return Members(data, spans, tokens, left)
 
 
@@ -112,19 +112,21 @@ def rows_of_members(found: Members, schema: TopicSchema, labels: Labels, style: 
     """The rows whose values stand there. ``parsed``: a value that the kernels leave is JSON, and may be parsed by itself."""
     if found.data.size > _BYTES_MAX:
         return nothing_read(len(found.left), schema)
-    left = found.left | (found.tokens == kernels.NO_MEMBER).all(axis=1)
+    left = found.left | ~found.tokens.any(axis=1)  # NO_MEMBER is 0
     known = {column.name: at for at, (column, _) in enumerate(labels.columns)}
+    whole = _is_utf8(found.data)
     columns = []
     for column in schema.fields:
         at = known.get(column.name)
         if at is None:
             columns.append(pa.nulls(len(left), pa.utf8()))
             continue
-        columns.append(_column(found, at, labels, style, left, parsed))
+        columns.append(_column(found, at, labels, style, left, parsed, whole))
     return Read(pa.RecordBatch.from_arrays(columns, schema=audit_schema(schema)), left)
 
 
-def _column(found: Members, at: int, labels: Labels, style: Style, left: Mask, parsed: bool) -> pa.Array:
+def _column(found: Members, at: int, labels: Labels, style: Style, left: Mask, parsed: bool, whole: bool) -> pa.Array:
+    """``whole``: all of ``found.data`` is UTF-8, and so is each text out of it, as these stand between characters of ASCII."""
     (column, kind), how = labels.columns[at], int(labels.kinds[at])
     spans, tokens = found.spans[:, at], found.tokens[:, at]
     scale = column.type.scale if how == kernels.DOUBLE and pa.types.is_decimal(column.type) else 0
@@ -137,7 +139,7 @@ def _column(found: Members, at: int, labels: Labels, style: Style, left: Mask, p
         canonical, odd = canonical_texts(texts, valid.astype(np.bool_), doubles=style.doubles, parsed=parsed)
         left[odd] = True
         return canonical
-    plain = utf8(data, offsets, valid)
+    plain = utf8(data, offsets, valid, checked=whole)
     if plain is None:
         left[:] = True
         return pa.nulls(len(left), pa.utf8())
@@ -145,11 +147,22 @@ def _column(found: Members, at: int, labels: Labels, style: Style, left: Mask, p
     return plain if held is None else _floats(plain, tokens, held, left)
 
 
-def utf8(data: Bytes, offsets: npt.NDArray[np.int32], valid: Bytes) -> pa.Array | None:
-    """None where a text is not UTF-8."""
+def _is_utf8(data: Bytes) -> bool:
+    text = pa.LargeStringArray.from_buffers(1, pa.py_buffer(np.array([0, len(data)], np.int64)), pa.py_buffer(data))
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def utf8(data: Bytes, offsets: npt.NDArray[np.int32], valid: Bytes, *, checked: bool = False) -> pa.Array | None:
+    """None where a text is not UTF-8. ``checked``: all are."""
     nulls = len(valid) - int(np.count_nonzero(valid))
     bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
     texts = pa.StringArray.from_buffers(len(valid), pa.py_buffer(offsets), pa.py_buffer(data), bitmap, nulls)
+    if checked:
+        return texts
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:

@@ -47,6 +47,7 @@ from sinks.render.tokenkernels import (
     digit,
     is_word,
     number_end,
+    same_bytes,
 )
 
 NO_MEMBER: Final = 0
@@ -236,16 +237,16 @@ def _member_of(data: Any, at: int, end: int, labels: Any, ends: Any, likely: int
         column = likely + step
         if column >= columns:
             column -= columns
-        if is_word(data, at, end, labels[ends[column] : ends[column + 1]]):
+        if same_bytes(data, at, end, labels, ends[column], ends[column + 1] - ends[column]):
             return column
     return UNREAD
 
 
 @kernel
-def object_members(data: Any, starts: Any, stops: Any, labels: Any, ends: Any, others: bool, spans: Any, tokens: Any) -> Any:
+def object_members(data: Any, starts: Any, stops: Any, labels: Any, ends: Any, spans: Any, tokens: Any) -> Any:
     """Where the members of these names stand in each object ``data[start:stop]``.
 
-    ``labels`` and ``ends``: the names as they stand in JSON, with their quotes. ``others``: there may be members of other names. Fills ``spans`` (row, label,
+    ``labels`` and ``ends``: the names as they stand in JSON, with their quotes. Fills ``spans`` (row, label,
     from and to; a string without its quotes) and ``tokens`` (row, label), all NO_MEMBER before. Returns the mask of objects that are left.
     """
     left = np.zeros(len(starts), np.bool_)
@@ -261,29 +262,23 @@ def object_members(data: Any, starts: Any, stops: Any, labels: Any, ends: Any, o
         at = behind_space(data, at + 1, end)
         while at < end and data[at] == QUOTE:
             column = _member_of(data, at, end, labels, ends, likely)
-            if column >= 0:
-                at += ends[column + 1] - ends[column]
-                likely = column + 1 if column + 1 < columns else 0
-            elif others:
-                at, _ = string_end(data, at, end)
-                if at < 0:
-                    break
-            else:
+            if column < 0:
                 break
+            at += ends[column + 1] - ends[column]
+            likely = column + 1 if column + 1 < columns else 0
             at = behind_space(data, at, end)
             if at >= end or data[at] != COLON:
                 break
             start = behind_space(data, at + 1, end)
-            at, token = value_end(data, start, end, not others)
+            at, token = value_end(data, start, end, True)
             if at < 0:
                 break
-            if column >= 0:
-                if tokens[row, column] != NO_MEMBER:
-                    break
-                quotes = 1 if token in (IS_STRING, IS_ESCAPED) else 0
-                spans[row, column, 0] = start + quotes
-                spans[row, column, 1] = at - quotes
-                tokens[row, column] = token
+            if tokens[row, column] != NO_MEMBER:
+                break
+            quotes = 1 if token in (IS_STRING, IS_ESCAPED) else 0
+            spans[row, column, 0] = start + quotes
+            spans[row, column, 1] = at - quotes
+            tokens[row, column] = token
             at = behind_space(data, at, end)
             if at >= end:
                 break
@@ -322,35 +317,3 @@ def unwrap(data: Any, spans: Any, tokens: Any, label: Any, left: Any) -> None:
             spans[row, 0] = start + quotes
             spans[row, 1] = at - quotes
             tokens[row] = token
-
-
-@kernel
-def array_elements(data: Any, start: int, end: int) -> Any:
-    """(start, end) of each element of the array ``data[start:end]``; one element of (UNREAD, UNREAD) where it is none."""
-    found = np.empty((16, 2), np.int64)
-    count = 0
-    at = behind_space(data, start, end)
-    if at < end and data[at] == OPEN_LIST:
-        at = behind_space(data, at + 1, end)
-        if at < end and data[at] == CLOSE_LIST:
-            return found[:0]
-        while at < end:
-            begun = at
-            at, _ = value_end(data, begun, end, False)
-            if at < 0:
-                break
-            if count == len(found):
-                more = np.empty((2 * count, 2), np.int64)
-                more[:count] = found
-                found = more
-            found[count, 0] = begun
-            found[count, 1] = at
-            count += 1
-            at = behind_space(data, at, end)
-            if at < end and data[at] == CLOSE_LIST:
-                return found[:count]
-            if at >= end or data[at] != COMMA:
-                break
-            at = behind_space(data, at + 1, end)
-    found[0] = UNREAD
-    return found[:1]

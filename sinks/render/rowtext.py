@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from cdc.model.batch import EXACT, POSITION
 from cdc.model.pgtypes import canonical_text
 from cdc.model.topic import TopicSchema
+from sinks.render.texts import binary_view
 
 ESCAPE: Final = "\\"
 SEPARATOR: Final = ":"
@@ -160,6 +161,14 @@ def _key_of(row: tuple[str | None, ...], separator: str) -> str:
 def key_part(part: pa.Array, separators: str) -> pa.Array:
     """One column of a key with every backslash and every character of ``separators`` escaped, and NULL as ``\\N``."""
     for character in ESCAPE + separators:
-        if pc.any(pc.match_substring(part, character)).as_py():
+        if _holds(part, character):
             part = pc.replace_substring(part, character, ESCAPE + character)
     return part.fill_null(NULL_PART) if part.null_count else part
+
+
+def _holds(part: pa.Array, character: str) -> bool:
+    """Whether the character may stand in one of the values. No byte of another character is one of ASCII's."""
+    if not character.isascii():
+        return bool(pc.any(pc.match_substring(part, character)).as_py())
+    data, offsets = binary_view(part)
+    return bool(np.any(data[offsets[0] : offsets[-1]] == ord(character)))

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cdc.kernels.jit import inlined, kernel
+from cdc.kernels.windows import eight_bytes
 
 DOUBLE_DIGITS: Final = 15
 """Every decimal number of so many digits comes back from a double as it was."""
@@ -142,15 +143,25 @@ def note_doubt(doubts: Any, found: int, row: int, start: Any, end: Any) -> int:
     return found + 1
 
 
+@inlined
+def same_bytes(source: Any, at: Any, end: Any, words: Any, start: Any, size: Any) -> Any:
+    """Whether ``words[start:start + size]`` stands at ``at``, before ``end``; what follows it is not looked at."""
+    same = end - at >= size
+    if same:
+        if size < 8:
+            for k in range(size):
+                same &= source[at + k] == words[start + k]
+        else:
+            for k in range(0, size - 8, 8):
+                same &= eight_bytes(source, at + k) == eight_bytes(words, start + k)
+            same &= eight_bytes(source, at + size - 8) == eight_bytes(words, start + size - 8)
+    return same
+
+
 @kernel
 def is_word(source: Any, at: int, end: int, word: Any) -> bool:
     """Whether ``word`` stands at ``at``; what follows it is not looked at."""
-    if end - at < len(word):
-        return False
-    for k in range(len(word)):  # noqa: SIM110 (a kernel has no generators)
-        if source[at + k] != word[k]:
-            return False
-    return True
+    return bool(same_bytes(source, at, end, word, 0, len(word)))
 
 
 @kernel

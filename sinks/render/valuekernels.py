@@ -69,7 +69,7 @@ def column_texts(data: Any, spans: Any, tokens: Any, kind: int, scale: int, left
     for row in range(rows):
         token = tokens[row]
         if not (token == NO_MEMBER or (token == IS_NULL and kind != AS_IT_IS) or left[row]):
-            stop = _put_value(out, to, data, spans[row], token, kind, scale, digits)
+            stop = _put_value(out, to, data, spans[row, 0], spans[row, 1], token, kind, (scale, digits))
             if stop < 0:
                 left[row] = True
             else:
@@ -80,8 +80,8 @@ def column_texts(data: Any, spans: Any, tokens: Any, kind: int, scale: int, left
 
 
 @kernel
-def _put_value(out: Any, to: int, data: Any, span: Any, token: int, kind: int, scale: int, digits: Any) -> int:
-    start, end = span[0], span[1]
+def _put_value(out: Any, to: int, data: Any, start: Any, end: Any, token: int, kind: int, double: Any) -> int:
+    scale, digits = double
     if kind == AS_IT_IS:
         quotes = 1 if token in (IS_STRING, IS_ESCAPED) else 0
         return copied(out, to, data, start - quotes, end - start + 2 * quotes)

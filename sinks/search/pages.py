@@ -12,7 +12,6 @@ import pyarrow as pa
 from cdc.model.topic import TopicSchema
 from sinks.render import readkernels as kernels
 from sinks.render.documentcolumns import (
-    Labels,
     Mask,
     Members,
     Read,
@@ -27,15 +26,9 @@ from sinks.render.jsonrows import Style
 from sinks.render.meaning import parse
 from sinks.render.valuekernels import column_texts
 from sinks.search.fields import WRAPPED, Field, field_of
+from sinks.search.pagekernels import ID, WHOLE, scroll_page
 
 _WRAPPED: Final = np.frombuffer(f'"{WRAPPED}"'.encode(), np.uint8)
-
-
-def _labels(*names: str) -> Labels:
-    return Labels.of([f'"{name}"'.encode() for name in names], [], [])
-
-
-_ANSWER, _HITS, _HIT = _labels("_scroll_id", "hits"), _labels("hits"), _labels("_id", "_source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +44,10 @@ class Hits:
     def of(cls, answer: bytes) -> Hits:
         """Raises ValueError for what is not the answer to a scroll."""
         data = np.frombuffer(answer, np.uint8)
-        whole = document_members(data, np.array([0]), np.array([len(data)]), _ANSWER, others=True)
-        scroll, hits = whole.spans[0]
-        inner = document_members(data, hits[:1].copy(), hits[1:].copy(), _HITS, others=True)
-        at = kernels.array_elements(data, int(inner.spans[0, 0, 0]), int(inner.spans[0, 0, 1]))
-        if whole.left[0] or inner.left[0] or (len(at) and at[0, 0] == kernels.UNREAD):
+        scroll, scroll_end, spans, tokens, left = scroll_page(data)
+        if scroll < 0:
             raise ValueError("not a page of a scroll")
-        starts, stops = np.ascontiguousarray(at[:, 0]), np.ascontiguousarray(at[:, 1])
-        return cls(
-            data[scroll[0] : scroll[1]].tobytes().decode(), data, at, document_members(data, starts, stops, _HIT, others=True)
-        )
+        return cls(data[scroll:scroll_end].tobytes().decode(), data, spans[:, WHOLE], Members(data, spans[:, ID:], tokens, left))
 
     def __len__(self) -> int:
         return len(self.at)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.audit.engine import Side, key_indices, suspects
-from cdc.kernels.digests import digests
+from cdc.kernels.digests import _fold_column, digests
 from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
 from sinks.contract import audit_schema
@@ -58,6 +58,20 @@ def test_every_kind_of_other_value_is_seen(ours: Row, theirs: Row) -> None:
     around = [("0", "x", "1"), ("2", "y", "2")]
     assert differing([*around, ours], [*around, theirs]) == {"1"}
     assert differing([*around, ours], [*around, ours]) == set()
+
+
+def test_the_kernel_is_compiled_once_whoever_made_the_buffers() -> None:
+    texts = ["a", None, "bc"]
+    offsets, data, bitmap = np.array([0, 1, 1, 3], np.int32), np.frombuffer(b"abc", np.uint8), np.array([0b101], np.uint8)
+    for writable in range(8):
+        parts = [
+            part.copy() if writable >> at & 1 else pa.py_buffer(part.tobytes()) for at, part in enumerate((offsets, data, bitmap))
+        ]
+        column = pa.StringArray.from_buffers(3, *map(pa.py_buffer, parts))
+        assert column.to_pylist() == texts
+        found = digests(pa.RecordBatch.from_arrays([column], names=["id"]), (0,), 5)
+        assert np.array_equal(found.row, digests(batch([(text,) for text in texts], pa.schema([("id", pa.utf8())])), (0,), 5).row)
+    assert len(_fold_column.signatures) == 1  # type: ignore[attr-defined]
 
 
 def test_order_and_batching_do_not_matter() -> None:

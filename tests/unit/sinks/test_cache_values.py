@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from cdc.model.topic import TopicSchema
 from sinks.cache import ledger
 from sinks.cache.erasure import ways_of
 from sinks.cache.ledger import CacheLedger, Projection
-from sinks.cache.values import Hash, Json
+from sinks.cache.values import Answers, Form, Hash, Json
+from sinks.cache.wire import Refused
 from sinks.render.choices import Choices
 from sinks.render.meaning import parse
 from tests.contract.rows import TYPES
@@ -57,3 +60,42 @@ def test_a_ledger_that_is_nested_too_deep_is_damaged(field: str) -> None:
     with pytest.raises(ValueError):
         CacheLedger.decode(fields)
     assert ways_of(fields) == []
+
+
+ROW = b'{"id":"1"}'
+ANSWERED = {
+    "json": b"*3\r\n$-1\r\n$%d\r\n%s\r\n$1\r\n7\r\n" % (len(ROW), ROW),
+    "hash": b"-WRONGTYPE Operation against a key\r\n*2\r\n$2\r\nid\r\n$1\r\n1\r\n*0\r\n",
+}
+FORMS: dict[str, Form] = {"json": Json(Choices("", ())), "hash": Hash(Choices("", ()))}
+
+
+@pytest.mark.parametrize("value", FORMS)
+def test_answers_to_several_pages_are_read_where_they_stand(value: str) -> None:
+    """A key that holds something else than a row, or nothing by now, is no row of ours."""
+    answers, ledger_answer = ANSWERED[value], b"*1\r\n$3\r\nlog\r\n"
+    data = answers + answers + ledger_answer + answers + ledger_answer
+    second = 2 * len(answers) + len(ledger_answer)
+    places = [Answers(0, FORMS[value].counts(6, 3)), Answers(second, FORMS[value].counts(3, 3))]
+    there, found, ends = FORMS[value].columns(np.frombuffer(data, np.uint8), places, SCHEMA)
+    assert list(ends) == [2 * len(answers), second + len(answers)]
+    plain = (there & ~found.left).tolist()
+    assert plain == [False, True, False] * 3
+    assert found.rows.column("id").filter(pa.array(plain)).to_pylist() == ["1"] * 3
+
+
+@pytest.mark.parametrize("value", FORMS)
+def test_a_server_that_refuses_to_say_what_keys_hold_is_not_taken_for_an_empty_one(value: str) -> None:
+    refusal = b"-NOPERM this user has no permissions\r\n"
+    data = ANSWERED[value] + refusal * (3 if value == "hash" else 1)
+    with pytest.raises(Refused) as refused:
+        FORMS[value].columns(np.frombuffer(data, np.uint8), [Answers(0, FORMS[value].counts(6, 3))], SCHEMA)
+    assert refused.value.code == "NOPERM"
+
+
+def test_a_text_that_is_not_utf_8_is_read_by_itself() -> None:
+    documents = [b'{"id":"\xff"}', ROW]
+    data = b"*2\r\n" + b"".join(b"$%d\r\n%s\r\n" % (len(one), one) for one in documents)
+    there, found, _ = FORMS["json"].columns(np.frombuffer(data, np.uint8), [Answers(0, (2,))], SCHEMA)
+    assert there.all()
+    assert found.left[0]

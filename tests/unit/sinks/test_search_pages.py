@@ -62,6 +62,32 @@ def test_rows_of_every_type_are_those_of_the_parsed_documents(seed: int) -> None
     assert ids.to_pylist() == [hit["_id"] for hit in parsed]
 
 
+def test_what_hits_hold_besides_makes_no_difference() -> None:
+    more: dict[str, Any] = {"inner": {"hits": [{"_id": "x", "_source": {"hits": []}}]}, "highlight": ["}", '"', "\\"]}
+    plain, with_more = (Hits.of(answer(['{"id":"a"}', ' {"id" : "b"} '], **one)) for one in ({}, more))
+    for hits in (plain, with_more):
+        rows, left = hits.rows(SCHEMA, STYLE)
+        assert not left.any()
+        assert rows.column("id").to_pylist() == ["a", "b"]
+        assert hits.ids().to_pylist() == ['0:"\u00e9', '1:"\u00e9']  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("odd", [b"7", b'"text"', b"[1]", b'{"_id":"1","_source":{},"_source":{}}', b'{"_id":"1"}'])
+def test_a_hit_that_is_no_document_is_left_and_the_others_are_not(odd: bytes) -> None:
+    hits = Hits.of(answer(['{"id":"a"}']).replace(b'"hits":[', b'"hits":[' + odd + b","))
+    rows, left = hits.rows(SCHEMA, STYLE)
+    assert left.tolist() == [True, False]
+    assert rows.column("id")[1].as_py() == "a"
+
+
+def test_a_page_may_be_of_any_size() -> None:
+    count = 5000
+    hits = Hits.of(answer([f'{{"id":"{at}"}}' for at in range(count)]))
+    rows, left = hits.rows(SCHEMA, STYLE)
+    assert not left.any()
+    assert rows.column("id").to_pylist() == [str(at) for at in range(count)]
+
+
 def test_the_last_page_is_empty() -> None:
     hits = Hits.of(answer([]))
     assert len(hits) == 0
@@ -69,7 +95,18 @@ def test_the_last_page_is_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    "damaged", [b"", b"{}", b"[]", b'{"_scroll_id":"x"}', b'{"_scroll_id":"x","hits":{}}', answer(["{}"])[:-3]]
+    "damaged",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'{"_scroll_id":"x"}',
+        b'{"_scroll_id":"x","hits":{}}',
+        b'{"_scroll_id":"x","hits":{"hits":[]}',
+        b'{"hits":{"hits":[]}}',
+        b'{"_scroll_id":"x","hits":{"hits":[]}}}',
+        answer(["{}"])[:-3],
+    ],
 )
 def test_what_is_no_page_is_refused(damaged: bytes) -> None:
     with pytest.raises(ValueError):
