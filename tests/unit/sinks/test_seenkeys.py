@@ -24,6 +24,8 @@ class Pages(Server):
         self._left -= 1
         return self._left, [b"order:%d" % key for key in range(self._left * 2000, (self._left + 1) * 2000)]
 
+    def refuse_moving(self) -> None: ...
+
 
 def test_looking_through_a_server_keeps_nothing_of_what_was_seen() -> None:
     tracemalloc.start()
