@@ -1,9 +1,10 @@
-"""``python -m tests.kernels``: compiles the audit's kernels, which the workers of a test run would otherwise all compile at the same time."""
+"""``python -m tests.kernels``: compiles the kernels of audits and lanes, which the workers of a test run would otherwise all compile at the same time."""
 
 from __future__ import annotations
 
 from cdc.audit.engine import Side, key_indices, suspects
 from cdc.model.topic import TopicSchema
+from sinks.cache.lane import warm_up
 from sinks.contract import audit_schema
 from sinks.render.documentcolumns import document_members, labels_of, rows_of_members
 from sinks.render.jsonrows import Style, plain_documents
@@ -27,7 +28,8 @@ def compile_all() -> None:
         suspects(*sides)
         for side in sides:
             side.close()
-    Hits.of(b'{"hits":{"hits":[{"_id":"1","_source":{"id":1}}]}}').rows(schema, Style())
+    warm_up()
+    Hits.of(b'{"_scroll_id":"","hits":{"hits":[{"_id":"1","_source":{"id":1}}]}}').rows(schema, Style())
 
 
 if __name__ == "__main__":

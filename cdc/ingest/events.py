@@ -46,7 +46,7 @@ class Events:
         own = [batch for batch in batches if table_of(batch.schema).parts == self._outbox.parts]
         for batch in sorted(own, key=first_position):
             try:
-                found = routed(batch, self._outbox, self._delivered.known)
+                found = routed(batch, self._outbox, self._delivered.known, self._known_tables())
             except UnfitTable as unfit:
                 self._count(str(unfit), len(batch))
                 continue

@@ -17,7 +17,7 @@ Whether the log has an event already is known to whoever asks ``routed`` (``know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -68,8 +68,9 @@ class UnfitTable(Exception):
     """The table lacks a column, or has one of a type that cannot be what it is meant to be."""
 
 
-def routed(batch: pa.RecordBatch, outbox: Outbox, known: Callable[[pa.Array], Flags]) -> Routed:
-    """The events of a batch of the outbox table, as capture has it. ``known``: which of these ids (utf8) the log has already.
+def routed(batch: pa.RecordBatch, outbox: Outbox, known: Callable[[pa.Array], Flags], topics: Collection[str]) -> Routed:
+    """The events of a batch of the outbox table, as capture has it. ``known``: which of these ids (utf8) the log has already; ``topics``: the names of
+    the event topics that there are.
 
     Raises UnfitTable.
     """
@@ -93,14 +94,17 @@ def routed(batch: pa.RecordBatch, outbox: Outbox, known: Callable[[pa.Array], Fl
     routes, keys = (_texts(asked, name) for name in (columns.route, columns.key))
     codes = routes.dictionary_encode()
     names = [None if route is None else topic_name(outbox, route) for route in codes.dictionary.to_pylist()]
-    usable = np.array([name is not None for name in names], bool)
     indices = codes.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    placed = np.zeros(len(at), bool)
-    placed[indices >= 0] = usable[indices[indices >= 0]]
+    nameless = indices < 0
+    nameless |= _chosen(indices, [name is None for name in names])
+    too_many = _chosen(indices, _beyond(names, outbox, topics))
     keyed = keys.is_valid().to_numpy(zero_copy_only=False)
-    refused = [NoEvents("no topic can have the name that its route makes", int((~placed).sum()))]
-    refused.append(NoEvents("it has no key", int((placed & ~keyed).sum())))
-    good = placed & keyed
+    refused = [
+        NoEvents("no topic can have the name that its route makes", int(nameless.sum())),
+        NoEvents(f"there would be more than {outbox.topics_max} topics of events (topics_max)", int(too_many.sum())),
+        NoEvents("it has no key", int((~nameless & ~too_many & ~keyed).sum())),
+    ]
+    good = ~nameless & ~too_many & keyed
     order = np.cumsum(good) - 1
     batches, places = [], []
     for code, name in enumerate(names):
@@ -109,6 +113,22 @@ def routed(batch: pa.RecordBatch, outbox: Outbox, known: Callable[[pa.Array], Fl
             batches.append(_events(asked.take(pa.array(mine)), event_table(table, outbox, name), outbox))
             places.append(order[mine].astype(np.int64))
     return Routed(tuple(batches), tuple(places), tuple(one for one in refused if one.rows), updated)
+
+
+def _chosen(indices: npt.NDArray[np.int64], which: Sequence[bool]) -> Flags:
+    """The rows whose index is among these; -1 never is."""
+    return np.array([*which, False], np.bool_)[indices]
+
+
+def _beyond(names: Sequence[str | None], outbox: Outbox, topics: Collection[str]) -> list[bool]:
+    """For each name whether its topic would be one too many; the first that come have room."""
+    there, beyond = set(topics), list[bool]()
+    for name in names:
+        topic = f"{outbox.topic_schema}.{name}"
+        beyond.append(name is not None and topic not in there and len(there) >= outbox.topics_max)
+        if name is not None and not beyond[-1]:
+            there.add(topic)
+    return beyond
 
 
 def topic_name(outbox: Outbox, route: str) -> str | None:

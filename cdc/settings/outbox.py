@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from cdc.settings.strict import Strict
 
@@ -49,6 +49,9 @@ class Outbox(Strict):
     """The names of its columns."""
     topic: str = "outbox.{route}"
     """The topic of an event: `{route}` is the text of the column `route`, whose case is kept."""
+    topics_max: int = Field(1000, ge=1)
+    """So many topics of events there may be. A row that would need one more becomes no event, until this is raised or its route is another: whoever may insert rows
+    would make topics without end."""
     remove: bool = True
     """A row is deleted from the table once its event is durable in the log, which takes the right to delete rows there. `false`: rows stay, until
     you delete them."""
