@@ -227,6 +227,8 @@ class Bootstrap:
     def _topics(self, rebuilding: Rebuilding, sink: Sink, cut: Cut) -> list[TopicAsOf]:
         """The topics as of the cut; a table without rows, of which there was nothing to read again, is among them."""
         found = rebuilding.topics(sink, cut)
+        if not self._begins:
+            return found
         known = {one.shape.schema.topic for one in found} | ended_topics(self.reader).keys()
         empty = [one for one in selected(self.reader, self.rules.options.tables) if one.name in self._begins.keys() - known]
         return [*found, *(TopicAsOf(Shape(one.schema, START), lambda: iter(())) for one in empty)]

@@ -124,3 +124,11 @@ def test_how_topics_ended_is_also_seen_in_the_log_as_a_store_sees_it() -> None:
     assert ended_topics(HeldLog(log.reader(), "cache", options)) == {}
     log.put(schema(ORDERS, 3, Kind.DROPPED, empties=True))
     assert ended_topics(HeldLog(log.reader(), "cache", options)) == {"public.orders": Kind.DROPPED}
+
+
+def test_what_compaction_has_taken_ends_no_topic_and_stops_nobody() -> None:
+    log = LooseLog()
+    log.put(upserts(ORDERS, 1, [order(1), order(2)]))
+    log.put(batch(ORDERS, [(Op.DELETE, 3, order(1))]))
+    log.forget("public.orders", 4)
+    assert ended_topics(log.reader()) == {}

@@ -342,7 +342,9 @@ def test_workers_and_driver_apply_the_same(
     assert following.answer() == 0
     assert bool(shipped) == (not truncates)
     assert following.status("search").batches == 1, "what is skipped is known of one range only"
-    assert (following.status("search").written, following.status("search").stale) == (_from_the_last_truncate(traffic), 0)
+    done = following.status("search")
+    # Of two rows of one key that are under way in two requests the later may be taken first.
+    assert done.written + done.stale == _from_the_last_truncate(traffic)
     assert_equal(opened("search", stores["search"], traffic), traffic.folder)
 
 
