@@ -396,12 +396,15 @@ class IcebergTable:
             )
 
     def set_properties(self, properties: Mapping[str, str]) -> None:
+        """Raises CommitConflict where anybody has committed since the table was looked at last. (Iceberg's own update of properties looks again by itself, and
+        writes over what it finds.)"""
         self._refuse_the_past()
         with commit_errors():
-            update = self._java.updateProperties()
+            base = self._operations.current()
+            given = self._use.values.hash_map(base.properties())
             for key, value in properties.items():
-                update.set(key, value)
-            update.commit()
+                given.put(key, value)
+            self._operations.commit(base, base.replaceProperties(given))
         self._committed()
 
     def expire(self, older_than_ms: int) -> None:
