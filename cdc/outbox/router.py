@@ -84,9 +84,11 @@ def routed(batch: pa.RecordBatch, outbox: Outbox, known: Callable[[pa.Array], Fl
     updated = 0
     doubtful = np.flatnonzero(rows & (ops != Op.INSERT))
     if len(doubtful):
-        # One update after another of a row that the log has not: the first of them is the event.
-        ids = _texts(batch.take(pa.array(doubtful)), columns.id)
-        again = known(ids) | _repeated(ids)
+        # One version after another of a row that the log has not: the first of them is the event.
+        at = np.flatnonzero(rows)
+        ids = _texts(batch.take(pa.array(at)), columns.id)
+        own = np.searchsorted(at, doubtful)
+        again = known(ids.take(pa.array(own))) | _repeated(ids)[own]
         rows[doubtful[again]] = False
         updated = int((ops[doubtful[again]] == Op.UPDATE).sum())
     at = np.flatnonzero(rows)

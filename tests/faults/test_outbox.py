@@ -64,7 +64,7 @@ def traffic(connection: psycopg.Connection[Any], first: int, count: int) -> list
 @pytest.mark.parametrize("kind", [CrashKind.KILL, CrashKind.ERROR])
 @pytest.mark.parametrize("point", [*points.of("outbox"), *BESIDE])
 def test_each_row_is_one_event(point: str, kind: CrashKind, fault_server: Postgres, nursery: Nursery, server_folder: Path) -> None:
-    with lab(fault_server, nursery, server_folder / f"{point}-{kind}") as one:
+    with lab(fault_server, nursery, server_folder / f"outbox-{point}-{kind}") as one:
         one.connection.execute(CREATE)
         expected = traffic(one.connection, 0, 40)
         gone = len(expected) - one.connection.execute("select id from public.outbox").rowcount

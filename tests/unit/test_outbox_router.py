@@ -58,3 +58,20 @@ def test_whoever_inserts_rows_makes_no_topics_without_end() -> None:
     assert made.events == 3
     assert sorted(place for places in made.places for place in places.tolist()) == [0, 1, 2]
     assert found(events(["a", "b"], ("outbox.a", "outbox.x"), topics_max=1)) == {"outbox.a": ["0"]}
+
+
+def test_an_update_that_comes_with_its_insert_is_no_event() -> None:
+    row = {"id": "7", "aggregatetype": "a", "aggregateid": "k", "type": "t", "payload": "{}"}
+    changes = batch(
+        TABLE,
+        [
+            (Op.INSERT, 1, row),
+            (Op.UPDATE, 2, {**row, "type": "another"}),
+            (Op.DELETE, 3, row),
+            (Op.UPDATE, 4, {**row, "id": "8"}),
+            (Op.INSERT, 5, row),
+        ],
+    )
+    made = routed(changes, Outbox(), lambda ids: np.zeros(len(ids), np.bool_), ())
+    assert found(made) == {"outbox.a": ["7", "8", "7"]}
+    assert made.updated == 1
