@@ -29,6 +29,7 @@ from tests.contract.rows import ORDERS, PAIRS
 from tests.integration.spark.traffic import Traffic, expected, held
 from tests.waiting import until
 
+EVERYTHING = "HEADWATER_FAULTS" in os.environ
 TABLES = (ORDERS, PAIRS)
 pytestmark = pytest.mark.timeout(1200)
 BY_NOW = "another process follows it by now"
@@ -171,7 +172,7 @@ def reached(scene: Scene, position: int) -> bool:
     return told is not None and told.position >= position
 
 
-@pytest.mark.parametrize("point", ["cache.write.sent", "cache.change.looked", "follower.before_commit"])
+@pytest.mark.parametrize("point", ["cache.write.sent", *(["cache.change.looked", "follower.before_commit"] if EVERYTHING else [])])
 def test_a_cache(point: str, valkey: Any, scene_of: Callable[[dict[str, Any]], Scene]) -> None:
     sleeps_and_wakes(scene_of({"kind": "redis", "url": valkey.url}), point)
 
@@ -181,13 +182,13 @@ def test_a_cache_on_a_cluster(redis_cluster: Any, scene_of: Callable[[dict[str, 
 
 
 @pytest.mark.opensearch
-@pytest.mark.parametrize("point", ["search.bulk.before_together", "search.ledger.before_write"])
+@pytest.mark.parametrize("point", ["search.bulk.before_together", *(["search.ledger.before_write"] if EVERYTHING else [])])
 def test_a_search_index(point: str, opensearch: Any, scene_of: Callable[[dict[str, Any]], Scene]) -> None:
     sleeps_and_wakes(scene_of({"kind": "opensearch", "url": opensearch.url, "purge_after_s": 1.0}), point)
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("point", ["warehouse.before_table", "warehouse.before_ledger"])
+@pytest.mark.parametrize("point", ["warehouse.before_ledger", *(["warehouse.before_table"] if EVERYTHING else [])])
 def test_a_warehouse(point: str, spark: Any, tmp_path: Path, scene_of: Callable[[dict[str, Any]], Scene]) -> None:
     use_session(lambda: spark)
     sleeps_and_wakes(scene_of({"kind": "iceberg", "path": str(tmp_path / "warehouse")}), point)
