@@ -84,6 +84,8 @@ MARKS = {"opensearch": pytest.mark.opensearch, "warehouse": pytest.mark.spark}
 )
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     made = LABS[request.param](request.getfixturevalue)
+    if made.kind == "sql":  # the source's tables stand in the same database
+        made._options = {**made._options, "namespace": "copy_{schema}"}
     yield made
     made.close()
 
