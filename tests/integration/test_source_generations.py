@@ -186,6 +186,7 @@ def kept_from(shop: Shop) -> int:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.faults
 @pytest.mark.skipif(not EVERYTHING, reason="waits for retention, which may take minutes: make faults")
 @pytest.mark.parametrize("make", KINDS)
 def test_a_log_whose_past_is_gone_is_given_the_rows_again(

@@ -31,7 +31,7 @@ from tests.waiting import until
 
 EVERYTHING = "HEADWATER_FAULTS" in os.environ
 TABLES = (ORDERS, PAIRS)
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.faults]
 BY_NOW = "another process follows it by now"
 STANDS_BY = "this one stands by"
 
