@@ -53,9 +53,7 @@ def emit(
     if _is_of(given, _ALCHEMY):
         _by_sqlalchemy(given, written, table)
     elif _is_of(given, _PSYCOPG):
-        connection = getattr(given, "connection", given)
-        _refuse_autocommit(autocommit=connection.autocommit and connection.info.transaction_status == _IDLE)
-        connection.execute(_insert(table, "%s"), written.values(table))
+        _within_transaction(given).execute(_insert(table, "%s"), written.values(table))
     else:
         raise _unknown(given, "emit_async", (*_ASYNC_ALCHEMY, *_ASYNC_PSYCOPG))
     return written.id
@@ -78,9 +76,7 @@ async def emit_async(
     if _is_of(given, _ASYNC_ALCHEMY):
         await given.run_sync(_by_sqlalchemy, written, table)
     elif _is_of(given, _ASYNC_PSYCOPG):
-        connection = getattr(given, "connection", given)
-        _refuse_autocommit(autocommit=connection.autocommit and connection.info.transaction_status == _IDLE)
-        await connection.execute(_insert(table, "%s"), written.values(table))
+        await _within_transaction(given).execute(_insert(table, "%s"), written.values(table))
     else:
         raise _unknown(given, "emit", (*_ALCHEMY, *_PSYCOPG))
     return written.id
@@ -111,6 +107,13 @@ def _unknown(given: object, other: str, classes: tuple[tuple[str, str], ...]) ->
 def _refuse_autocommit(*, autocommit: bool) -> None:
     if autocommit:
         raise NoTransaction("the connection is in no transaction, so the event would be committed by itself", hint=_BEGIN)
+
+
+def _within_transaction(given: Any) -> Any:
+    """psycopg's connection, given by itself or by its cursor. Raises NoTransaction."""
+    connection = getattr(given, "connection", given)
+    _refuse_autocommit(autocommit=connection.autocommit and connection.info.transaction_status == _IDLE)
+    return connection
 
 
 def _by_sqlalchemy(session_or_connection: Any, written: Event, table: OutboxTable) -> None:

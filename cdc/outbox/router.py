@@ -97,8 +97,7 @@ def routed(batch: pa.RecordBatch, outbox: Outbox, known: Callable[[pa.Array], Fl
     codes = routes.dictionary_encode()
     names = [None if route is None else topic_name(outbox, route) for route in codes.dictionary.to_pylist()]
     indices = codes.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    nameless = indices < 0
-    nameless |= _chosen(indices, [name is None for name in names])
+    nameless = (indices < 0) | _chosen(indices, [name is None for name in names])
     too_many = _chosen(indices, _beyond(names, outbox, topics))
     keyed = keys.is_valid().to_numpy(zero_copy_only=False)
     refused = [

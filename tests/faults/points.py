@@ -38,6 +38,9 @@ ROOMS: Final = {
 }  # fmt: skip
 """Where the points of which first word are reached: the test module's scenario → first words."""
 
+EVERYTHING: Final = "HEADWATER_FAULTS" in os.environ
+"""Whether every case is wanted (`make faults`), or a few of each kind (`make test`)."""
+
 
 def places() -> Counter[str]:
     """Each name, and in how many places it stands."""

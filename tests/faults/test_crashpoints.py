@@ -26,14 +26,13 @@ from tests.conftest import Cache, Database
 from tests.faults import points
 from tests.faults.lab import DEADLINE_S, POLL_S, Lab, lab
 from tests.faults.nursery import Nursery
+from tests.faults.points import EVERYTHING
 from tests.faults.stores import Written, held_by
 from tests.faults.truth import difference
 from tests.faults.workload import Workload
 from tests.rediscluster import RedisCluster
 
-EVERYTHING = "HEADWATER_FAULTS" in os.environ
 KINDS: Final = (CrashKind.KILL, CrashKind.ERROR, CrashKind.HANG)
-"""Set by `make faults`."""
 
 BEFORE = {
     "recover.removed": "log.segment.header_written=kill",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import defaultdict
 from contextlib import closing
@@ -21,9 +20,9 @@ from tests import counters
 from tests.faults import points
 from tests.faults.lab import DEADLINE_S, Lab, lab
 from tests.faults.nursery import Nursery
+from tests.faults.points import EVERYTHING
 from tests.integration.outbox.capturing import CREATE, write
 
-EVERYTHING: Final = "HEADWATER_FAULTS" in os.environ
 BESIDE: Final = (
     "ingest.group.appended",
     "log.append.written",

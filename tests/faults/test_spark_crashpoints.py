@@ -33,8 +33,8 @@ from sinks.sparksession import use_session
 from tests import counters
 from tests.end_to_end.daemon import lives
 from tests.faults import points
+from tests.faults.points import EVERYTHING
 from tests.faults.stores import Written, apply_all, held_by
-from tests.faults.test_crashpoints import EVERYTHING
 from tests.faults.truth import difference
 from tests.integration.spark.traffic import Traffic, assert_equal
 

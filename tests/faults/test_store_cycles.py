@@ -26,10 +26,10 @@ from tests import counters
 from tests.conftest import Database
 from tests.contract.lossy_proxy import LossyProxy
 from tests.contract.units import OpenSearchUnits, RedisUnits, WarehouseUnits
+from tests.faults.points import EVERYTHING
 from tests.faults.shops import DDL, STORE, RawIceberg, RawOpenSearch, RawRedis, Shop, Watch
 from tests.integration.pipeline import settings_of
 
-EVERYTHING: Final = "HEADWATER_FAULTS" in os.environ
 COPIES: Final = 3
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if EVERYTHING else 900)]
 

@@ -25,11 +25,11 @@ from sinks.cache.resp import Limits
 from sinks.cache.sink import CacheSink
 from sinks.contract import Outcome
 from tests.contract.rows import NUMBERED, PAIRS, Row, order, upserts
+from tests.faults.points import EVERYTHING
 from tests.integration.test_cache_histories import MODULES, Died, World
 from tests.logs import LooseLog, cut
 from tests.rediscluster import Node, RedisCluster
 
-EVERYTHING = "HEADWATER_FAULTS" in os.environ
 LANES = 5
 DIVIDED = (*MODULES, "sinks.cache.lanesink")
 

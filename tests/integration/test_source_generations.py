@@ -25,6 +25,7 @@ from cdc.source.connection import connect
 from sinks import options_model
 from sinks.sparksession import use_session
 from tests.conftest import Database
+from tests.faults.points import EVERYTHING
 from tests.integration.pipeline import service
 from tests.integration.test_cache_generations import At
 from tests.waiting import until
@@ -94,7 +95,6 @@ def _iceberg(fixture: Fixture, folder: Path) -> Kind:
     return Kind({"kind": "iceberg", "path": str(lake), "pointer": str(pointer), "commit_interval_ms": 0}, found, tamper)
 
 
-EVERYTHING = "HEADWATER_FAULTS" in os.environ
 KINDS = [
     pytest.param(_redis, id="redis"),
     pytest.param(_opensearch, id="opensearch", marks=[pytest.mark.opensearch, pytest.mark.xdist_group("opensearch")]),

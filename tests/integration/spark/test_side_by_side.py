@@ -26,10 +26,10 @@ from cdc.state.status import read_follower
 from sinks import make_sink, options_model
 from sinks.sparksession import use_session
 from tests.contract.rows import ORDERS, PAIRS
+from tests.faults.points import EVERYTHING
 from tests.integration.spark.traffic import Traffic, expected, held
 from tests.waiting import until
 
-EVERYTHING = "HEADWATER_FAULTS" in os.environ
 TABLES = (ORDERS, PAIRS)
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.faults]
 BY_NOW = "another process follows it by now"
