@@ -378,7 +378,7 @@ class Search(Store):
     kind = "opensearch"
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        super().__init__(folder, options, "opensearch", 0.6)
+        super().__init__(folder, options, "opensearch", 0.9)
         self._server = OpenSearch(folder / "opensearch", heap_mb=options.heap_mb, production=True)
         self._client = CLIENTS[0]
         self._writer = ""
