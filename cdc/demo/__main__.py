@@ -15,8 +15,9 @@ from typing import Any, TextIO
 import psycopg
 
 from cdc.demo import daemon, firstload, flights, kernels, show, stage, verdict
+from cdc.demo.accidents import Outside
 from cdc.demo.milestones import Milestones
-from cdc.demo.tour import Tour
+from cdc.demo.tour import AFTER_S, Tour
 from cdc.demo.traffic import Traffic
 from cdc.embedded.__main__ import fetch
 from cdc.errors import HeadwaterError
@@ -46,6 +47,13 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="with --seconds: the last line on standard output is one JSON object")
     parser.add_argument("--fresh", action="store_true", help="begin with empty servers and an empty log")
     parser.add_argument("--folder", type=Path, default=Path("var/demo"), help="where everything is kept (default: var/demo)")
+    parser.add_argument(
+        "--tour-after",
+        type=float,
+        default=AFTER_S,
+        metavar="SECONDS",
+        help=f"without --seconds: when the tour begins, which shows a rebuild, a repair and a dead letter (default: {AFTER_S:.0f})",
+    )
     options = parser.parse_args(arguments)
     if options.rate < 0 or (options.seconds is not None and options.seconds <= 0):
         parser.error("--rate must not be negative, and --seconds must be more than 0")
@@ -86,7 +94,7 @@ class Demo:
             traffic.start()
             if self._options.seconds is not None:
                 return self._timed(here, running, traffic)
-            tour = Tour(running.beside, self._say)
+            tour = Tour(running.beside, self._say, Outside(here), after_s=self._options.tour_after)
             stack.callback(_undisturbed, tour.end)
             try:
                 self._watch(running, traffic, None, tour)

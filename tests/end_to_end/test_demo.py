@@ -11,7 +11,7 @@ import tomllib
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import psycopg
@@ -27,6 +27,7 @@ from cdc.demo.stage import STORES, set_up
 from cdc.errors import WaitTimeout
 from cdc.state.status import read_follower
 from tests.conftest import Database
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -320,45 +321,163 @@ def _cdc(script: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
 
 
-def test_the_tour_begins_after_the_first_minutes_and_tells_how_it_ended() -> None:
-    well = {"capture": {"alive": True, "state": "streaming"}, "followers": [_follower("search")]}
-    loading = {"capture": {"alive": True, "state": "streaming"}, "followers": [_follower("search", catch_up={"done": 1})]}
-    done = {"generation": 2, "former": 1, "swapped": True, "rows": 84_000, "seconds": 41.2}
-    for script, ends in (
-        (f"print({json.dumps(done)!r})", ["84,000 rows", "generation 1 is kept"]),
-        (f"print({json.dumps({**done, 'swapped': False})!r})", ["readers go on"]),
-        ("import sys; sys.exit('error: it is down')", ["not built again: it is down"]),
+class Accidents:
+    """Nothing happens; what was asked for is kept."""
+
+    def __init__(self) -> None:
+        self.happened: list[str] = []
+
+    def damage(self) -> str:
+        self.happened.append("damage")
+        return "something is broken"
+
+    def fly_nowhere(self) -> None:
+        self.happened.append("flight")
+
+    def correct(self, values: dict[str, Any]) -> str:
+        self.happened.append(f"correct {values}")
+        return "corrected.json"
+
+    def tidy(self) -> None:
+        self.happened.append("tidy")
+
+
+SETTLED: Final = {"capture": {"alive": True, "state": "streaming"}, "followers": [_follower("search")]}
+BUILT: Final = {"generation": 2, "former": 1, "swapped": True, "rows": 84_000, "seconds": 41.2}
+REPAIRED: Final = {
+    "equal": False,
+    "whole": True,
+    "stores": [{"tables": [{"source_rows": 84_000, "missing": 1, "extra": 0, "different": 2}]}],
+}
+LETTER: Final = {"letter": "public.flights@7", "reason": "computed.mph: division by zero"}
+
+
+def _tour(answers: dict[str, Any], now: list[float]) -> tuple[tour.Tour, list[str], list[tuple[str, ...]], Accidents]:
+    """``answers``: by the verb, what the command prints; text: an error."""
+    said, begun, accidents = list[str](), list[tuple[str, ...]](), Accidents()
+
+    def begin(*arguments: str) -> subprocess.Popen[str]:
+        begun.append(arguments)
+        answer = answers[arguments[1] if arguments[0] == "dlq" else arguments[0]]
+        answer = answer.pop(0) if isinstance(answer, list) else answer
+        return _cdc(f"import sys; sys.exit({answer!r})" if isinstance(answer, str) else f"print({json.dumps(answer)!r})")
+
+    return tour.Tour(begin, said.append, accidents, lambda: now[0]), said, begun, accidents
+
+
+def _to_its_end(trip: tour.Tour) -> None:
+    while not trip.over:
+        trip.look(SETTLED)
+        if trip.running is not None:
+            trip.running.wait(60)
+
+
+def test_the_tour_begins_after_the_first_minutes_and_has_three_stations() -> None:
+    loading = {**SETTLED, "followers": [_follower("search", catch_up={"done": 1})]}
+    now = [0.0]
+    answers: dict[str, Any] = {
+        "bootstrap": BUILT,
+        "audit": REPAIRED,
+        "ls": [{"letters": []}, {"letters": [LETTER]}],
+        "replay": {"letters": [{**LETTER, "done": False, "text": "division by zero"}]},
+        "edit": {"letters": [{**LETTER, "done": True, "text": "the store holds the corrected row"}]},
+    }
+    trip, said, begun, accidents = _tour(answers, now)
+    for at, told in ((0.0, SETTLED), (tour.AFTER_S - 1, SETTLED), (tour.AFTER_S, loading), (tour.AFTER_S + 1, None)):
+        now[0] = at
+        trip.look(told)
+    assert begun == said == accidents.happened == []
+    now[0] = tour.AFTER_S + 60
+    _to_its_end(trip)
+    assert begun == [
+        ("bootstrap", "search", "--keep-old", "10m", "--json"),
+        ("audit", "board", "--table", "public.flights", "--repair", "--json"),
+        ("audit", "search", "--table", "public.flights", "--repair", "--json"),
+        ("dlq", "ls", "board", "--json"),
+        ("dlq", "ls", "board", "--json"),
+        ("dlq", "replay", "board", "public.flights@7", "--json"),
+        ("dlq", "edit", "board", "public.flights@7", "corrected.json", "--json"),
+    ]
+    assert accidents.happened == ["damage", "flight", "correct {'mph': 0}", "tidy"]
+    words = "\n".join(said)
+    for expected in (
+        "84,000 rows were built",
+        "generation 1 is kept",
+        "1 missing, 2 different; sent again",
+        "replay board public.flights@7: division",
     ):
-        now, said, begun = [0.0], list[str](), list[tuple[str, ...]]()
+        assert expected in words
+    trip.look(SETTLED)
+    assert len(begun) == 7
+    trip.end()
 
-        def begin(*arguments: str, script: str = script, begun: list[tuple[str, ...]] = begun) -> subprocess.Popen[str]:
-            begun.append(arguments)
-            return _cdc(script)
 
-        trip = tour.Tour(begin, said.append, lambda now=now: now[0])  # type: ignore[misc]
-        for at, told in ((0.0, well), (tour.AFTER_S - 1, well), (tour.AFTER_S, loading), (tour.AFTER_S + 1, None)):
-            now[0] = at
-            trip.look(told)
-        assert begun == said == []
-        now[0] = tour.AFTER_S + 60
-        trip.look(well)
-        assert begun == [("bootstrap", "search", "--keep-old", "10m", "--json")]
-        assert trip.running is not None
-        trip.running.wait(60)
-        trip.look(well)
-        trip.look(well)
-        assert len(said) == 1 + len(ends)
-        assert all(end in line for end, line in zip(ends, said[1:], strict=True)), said
-        assert len(begun) == 1
-        trip.end()
+@pytest.mark.parametrize(
+    ("verb", "answer", "expected"),
+    [
+        ("bootstrap", {**BUILT, "swapped": False}, "readers go on"),
+        ("bootstrap", "error: it is down", "not built again: it is down"),
+        ("audit", "error: it is down", "board was not audited: it is down"),
+        ("audit", {**REPAIRED, "whole": False}, "it is not all equal yet"),
+        ("edit", "error: nobody follows", "nobody follows"),
+    ],
+)
+def test_the_tour_says_what_did_not_work_and_goes_on(verb: str, answer: Any, expected: str) -> None:
+    answers: dict[str, Any] = {
+        "bootstrap": BUILT,
+        "audit": REPAIRED,
+        "ls": {"letters": [LETTER]},
+        "replay": {"letters": []},
+        "edit": {"letters": []},
+    }
+    trip, said, _, accidents = _tour({**answers, verb: answer}, [tour.AFTER_S])
+    trip.after_s = 0
+    _to_its_end(trip)
+    assert expected in "\n".join(said)
+    assert accidents.happened[-1] == "tidy"
+
+
+def test_a_tour_whose_flight_is_never_set_aside_ends() -> None:
+    now = [0.0]
+    trip, said, _, _ = _tour({"bootstrap": BUILT, "audit": REPAIRED, "ls": {"letters": []}}, now)
+    trip.after_s = 0
+    while not trip.over:
+        trip.look(SETTLED)
+        if trip.running is not None:
+            trip.running.wait(60)
+        now[0] += 50
+    assert "lists nothing" in "\n".join(said)
 
 
 def test_a_tour_that_is_under_way_ends_with_the_demo() -> None:
-    trip = tour.Tour(lambda *_: _cdc("import time; time.sleep(600)"), lambda _: None)
-    trip.look(None)
-    trip.running = trip.begin()
+    trip = tour.Tour(lambda *_: _cdc("import time; time.sleep(600)"), lambda _: None, Accidents(), after_s=0)
+    trip.look(SETTLED)
     trip.end()
+    assert trip.running is not None
     assert trip.running.poll() is not None
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_the_tour_on_the_demo_itself(tmp_path: Path) -> None:
+    """Each station does what it says, on the real daemon and its servers, under traffic."""
+    with (tmp_path / "out").open("w") as out:
+        command = [sys.executable, "-m", "cdc.demo", "--folder", str(tmp_path / "demo"), "--tour-after", "5"]
+        demo = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        until(lambda: "tour: that was all" in (tmp_path / "out").read_text() or demo.poll() is not None, "the tour", timeout_s=600)
+    finally:
+        demo.send_signal(signal.SIGTERM)
+        demo.wait(120)
+    words = (tmp_path / "out").read_text()
+    for expected in (
+        "searches see generation 2 now",
+        "rows of board compared: 1 missing, 1 different; sent again through the log, and all of it is equal now",
+        "rows of search compared: 1 missing; sent again through the log, and all of it is equal now",
+        "mph: division by zero",
+        "the store holds the corrected row",
+    ):
+        assert expected in words, words
 
 
 def test_progress_is_one_line_with_every_store() -> None:
