@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import psycopg
 
 from cdc.demo import daemon, firstload, flights, kernels, show, stage, verdict
-from cdc.demo.accidents import Outside
+from cdc.demo.accidents import DemoAccidents
 from cdc.demo.milestones import Milestones
 from cdc.demo.tour import AFTER_S, Tour
 from cdc.demo.traffic import Traffic
@@ -94,7 +94,7 @@ class Demo:
             traffic.start()
             if self._options.seconds is not None:
                 return self._timed(here, running, traffic)
-            tour = Tour(running.beside, self._say, Outside(here), after_s=self._options.tour_after)
+            tour = Tour(running.beside, self._say, DemoAccidents(here), after_s=self._options.tour_after)
             stack.callback(_undisturbed, tour.end)
             try:
                 self._watch(running, traffic, None, tour)

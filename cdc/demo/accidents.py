@@ -1,4 +1,4 @@
-"""What happens outside Headwater on the demo's tour: two stores are changed behind its back, and a flight comes that the board cannot hold."""
+"""Accidents on the demo's tour, outside Headwater: two stores are changed behind its back, and a flight comes that the board cannot hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flights where status = 'landed' order by id limit 1"""
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class DemoAccidents:
     """``cdc.demo.tour.Accidents`` on the demo's servers."""
 
     stage: Stage

@@ -28,7 +28,7 @@ _LETTER_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a command said: the last line of JSON, and why there is none."""
+    """A command's last line of JSON, or why there is none."""
 
     facts: dict[str, Any] | None = None
     why: str = ""
@@ -39,7 +39,7 @@ Way = Generator[subprocess.Popen[str] | None, Said, None]
 
 
 class Accidents(Protocol):
-    """What happens outside Headwater. Each returns once it has happened."""
+    """Things that happen outside Headwater. Each returns once it has happened."""
 
     def damage(self) -> str:
         """Changes what two stores hold behind Headwater's back; returns what was done."""
