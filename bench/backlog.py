@@ -135,6 +135,8 @@ class Follow:
 
     seconds: float
     changes: int
+    first_s: float
+    """From the start of its process until the store had the first changes, and had noted that."""
     start_s: float
     """From its first word that the store is open until the first changes were applied."""
     cpu_s: float
@@ -193,6 +195,7 @@ class Store:
             **result.orientation.get(self.name, {}),
             "cpu_s_per_million": round(cpu, 2),
             "rss_mb": round(rss),
+            "first_s": [round(run.first_s, 2) for run in followed],
             "start_s": [round(run.start_s, 2) for run in followed],
             "seconds": [round(run.seconds, 2) for run in followed],
             **self.more(),
@@ -214,11 +217,14 @@ class Store:
         toml.write_text("\n".join(lines) + "\n")
         curtain = Curtain(self.log)
         first = curtain.close(min(FIRST_CHANGES, self.changes // 2))
+        spawned = time.perf_counter()
         process = subprocess.Popen([sys.executable, "-m", "cdc", "--config", str(toml), "follow", self.name])
         usage = Usage(psutil.Process(process.pid))
         try:
             self._reached(run_dir, process, 0)
             opened = time.perf_counter()
+            self._reached(run_dir, process, 1)
+            began_to_show = time.perf_counter()
             self._reached(run_dir, process, first)
             started = time.perf_counter()
             time.sleep(self.options.settle_s)
@@ -228,7 +234,7 @@ class Store:
             self._reached(run_dir, process, self.changes, usage)
             seconds = time.perf_counter() - began
             changes = self.changes - first
-            return Follow(seconds, changes, started - opened, usage.cpu_s() * 1e6 / changes, usage.rss_mb)
+            return Follow(seconds, changes, began_to_show - spawned, started - opened, usage.cpu_s() * 1e6 / changes, usage.rss_mb)
         finally:
             curtain.open()
             process.terminate()

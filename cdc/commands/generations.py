@@ -26,6 +26,7 @@ def generations(
     """List a store's generations: which is live, up to when others are kept, how far each is, its rows and its size."""
     settings = invocation(context).settings()
     from cdc.generations.alone import alone, writing
+    from cdc.generations.refusals import refuse_another_log
     from cdc.generations.reporter import GenerationReporter
 
     with closing(open_log(settings)) as log, opened(settings, name) as held:
@@ -33,6 +34,7 @@ def generations(
         if drop is not None:
             if all(one.number != drop for one in found):
                 raise ConfigError(f"store {name} has no generation {drop}", hint=f"cdc generations {name}")
+            refuse_another_log(name, found, log.lineage())
             with alone(settings.log.dir, name), writing(settings.log.dir, name, drop):
                 held.drop(drop)
                 GenerationReporter(settings.run_dir, name, drop, "kept").gone()

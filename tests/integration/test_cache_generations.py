@@ -483,3 +483,20 @@ def test_a_pointer_is_refused_while_rows_stand_where_a_generation_would_have_its
     with closing(shop.sink):
         shop.follow()
     assert {name for name in shop.names() if not name.startswith("cdc:")} == {POINTER, "o:orders:1"}
+
+
+def test_a_generation_that_another_log_feeds_is_not_dropped(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two configurations may name one store, of which one is a copy that somebody tries something with."""
+    shop.bootstrap()
+    EmbeddedLogWriter(shop.folder / "other").close()
+    config = shop.folder / "cdc.toml"
+    config.touch(0o600)
+    url = shop.options.url.get_secret_value()
+    config.write_text(
+        f'run_dir = "run"\n[source]\ndsn = "host=h"\n[log]\ndir = "other"\n[stores.cache]\nkind = "redis"\nurl = "{url}"\npointer = "{POINTER}"\n'
+    )
+    before = shop.names()
+    assert main(["--config", str(config), "generations", "cache", "--drop", "1"]) != 0
+    assert "is fed by another log" in capsys.readouterr().err
+    assert shop.names() == before
+    assert shop.generations() == {1: GenerationState.KEPT, 2: GenerationState.LIVE}
