@@ -19,6 +19,7 @@ from cdc.errors import ConfigError, StoreError
 from sinks.cache import ledger
 from sinks.cache.keytemplate import TableKeys, bind
 from sinks.cache.ledger import CacheLedger
+from sinks.cache.namepattern import may_meet, pattern_of
 from sinks.cache.server import Server
 
 
@@ -32,8 +33,8 @@ class Claim:
     """The table is no longer followed there: its rows stay as they were."""
 
     def meets(self, other: Claim) -> bool:
-        """Whether a row of one may have the key of a row of the other."""
-        return self.keys.prefix == other.keys.prefix and _literals(self.keys) == _literals(other.keys)
+        """Whether a row of one may have the key of a row of the other: as far as their types show it, and whatever these are where the templates are the same."""
+        return _form(self.keys) == _form(other.keys) or may_meet(pattern_of(self.keys), pattern_of(other.keys))
 
     def may_take(self, other: Claim) -> bool:
         """Whether the other one has left these keys to us."""
@@ -55,12 +56,19 @@ def refuse_shared(server: Server, store: str, claims: list[Claim]) -> None:
     for other, theirs in _others(server, store):
         for claim in claims:
             if claim.meets(theirs) and not claim.may_take(theirs):
-                raise StoreError(
-                    f"store {store}: the keys of {claim.keys.schema.topic} are those of {theirs.keys.schema.topic} in store {other}",
-                    retryable=True,
-                    hint="give one of the two stores another `key`; "
-                    f"if nobody follows store {other} on this server: DEL '{ledger.key_of(other)}'",
-                )
+                raise _shared(store, claim.keys, other, theirs.keys)
+
+
+def _shared(store: str, keys: TableKeys, other: str, theirs: TableKeys) -> StoreError:
+    nobody = f"if nobody follows store {other} on this server: DEL '{ledger.key_of(other)}'"
+    mine, its = keys.schema.topic, theirs.schema.topic
+    if keys.prefix == theirs.prefix:
+        what, helps = f"the keys of {mine} are those of {its} in store {other}", "give one of the two stores another `key`"
+    else:
+        begin = f"they begin with {keys.prefix}, those with {theirs.prefix}"
+        what = f"keys of {mine} could be those of {its} in store {other}: {begin}"
+        helps = "give one of the two stores a `key` that begins differently, so that neither beginning is the other's, too"
+    return StoreError(f"store {store}: {what}", retryable=True, hint=f"{helps}; {nobody}")
 
 
 def taken(server: Server, store: str, keys: TableKeys) -> bool:
@@ -102,12 +110,12 @@ def _claims(server: Server, store: str) -> Iterator[Claim]:
                     yield Claim(held.log, bind(projection.of(schema).key, schema, projection.lane), topic in held.left)
 
 
+def _form(keys: TableKeys) -> tuple[str, ...]:
+    return (keys.prefix, *(literal for _, literal in keys.columns))
+
+
 def _forget(client: redis.Redis, name: str, field: str) -> None:
     client.hdel(name, field)
-
-
-def _literals(keys: TableKeys) -> tuple[str, ...]:
-    return tuple(literal for _, literal in keys.columns)
 
 
 def _ask(server: Server, question: Callable[[redis.Redis], Any]) -> Any:

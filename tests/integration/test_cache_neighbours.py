@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
 
 from cdc.errors import StoreError
+from cdc.model.evolution import Kind
+from cdc.model.pgtypes import TEXT
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from sinks.cache.barriers import CacheBarriers
 from sinks.cache.sink import CacheSink, Options
-from tests.contract.rows import NUMBERED, PAIRS, order, upserts
+from tests.contract.rows import NUMBERED, PAIRS, order, schema, upserts
 from tests.logs import LooseLog, cut
 
 ROWS = 6
+BY_NAME = replace(
+    NUMBERED, columns=tuple(replace(one, type_oid=TEXT, type_name="text") if one.key else one for one in NUMBERED.columns)
+)
+"""The orders, whose key is a text."""
 
 
 class Server:
@@ -96,6 +103,44 @@ def test_a_table_stands_there_in_one_form_and_from_one_log(server: Server, other
     second = server.opened("again", NUMBERED, log=server.log if same_log else LooseLog(), **other)
     with pytest.raises(StoreError, match=r"the keys of public\.orders are those of public\.orders in store cache"):
         second.prepare(TopicSchema.of(NUMBERED))
+
+
+@pytest.mark.parametrize("outer_first", [True, False])
+def test_a_store_writes_under_no_key_that_lies_below_another_stores(server: Server, outer_first: bool) -> None:
+    """A row of the one with the key "eu:1:" would stand where the other one has its row ("1", "")."""
+    outer = server.opened("cache", BY_NAME, key="o:{key}"), BY_NAME
+    inner = server.opened("again", PAIRS, key="o:eu:{key}"), PAIRS
+    (first, its), (second, theirs) = (outer, inner) if outer_first else (inner, outer)
+    first.prepare(TopicSchema.of(its))
+    with pytest.raises(StoreError) as refused:
+        second.prepare(TopicSchema.of(theirs))
+    said = (
+        f"store {second.name}: keys of {theirs.qualified} could be those of {its.qualified} in store {first.name}: they begin with "
+    )
+    assert str(refused.value).startswith(said)
+    assert refused.value.retryable
+    assert str(refused.value.hint).startswith("give one of the two stores a `key` that begins differently")
+
+
+def test_stores_whose_keys_only_look_alike_share_a_server(server: Server) -> None:
+    """Another beginning; a number, which is not what the other's begin with."""
+    for name, table, key in (
+        ("cache", NUMBERED, "o:{key}"),
+        ("again", PAIRS, "o:eu:{key}"),
+        ("third", PAIRS, "p:{key}"),
+    ):
+        server.opened(name, table, key=key).prepare(TopicSchema.of(table))
+
+
+def test_a_key_that_becomes_text_is_looked_at_again(server: Server) -> None:
+    """As a number it could not be what the other store's keys begin with."""
+    first = server.opened("cache", NUMBERED, key="o:{key}")
+    server.fill(first)
+    server.opened("again", PAIRS, key="o:eu:{key}").prepare(TopicSchema.of(PAIRS))
+    retyped = schema(BY_NAME, ROWS + 1, Kind.REWRITTEN)
+    server.log.put(retyped)
+    with pytest.raises(StoreError, match=r"keys of public\.orders could be those of public\.pairs in store again"):
+        first.apply(retyped)
 
 
 def test_a_template_is_not_changed_to_another_stores(server: Server) -> None:
