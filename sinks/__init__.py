@@ -19,6 +19,7 @@ KINDS: Final[Mapping[str, str]] = {
     "redis": "sinks.cache",
     "iceberg": "sinks.warehouse",
     "sql": "sinks.sql",
+    "redis-stream": "sinks.events.redisstream",
     "console": "sinks.console",
     "memory": "sinks.memory",
 }
