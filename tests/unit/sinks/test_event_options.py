@@ -60,7 +60,7 @@ def test_streams_are_named_by_topics() -> None:
 
 def test_a_payload_is_what_an_application_wrote() -> None:
     sink = make_sink("bus", options(body="payload"))
-    with pytest.raises(ConfigError, match="public.orders is a table"):
+    with pytest.raises(ConfigError, match=r"public\.orders is a table"):
         sink.foresee([TopicSchema.of(ORDERS)])
     with pytest.raises(ConfigError, match="no column account_id"):
         make_sink("bus", options(order_by=["account_id"])).foresee([TopicSchema.of(ORDERS)])
