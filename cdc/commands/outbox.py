@@ -34,6 +34,9 @@ def init(
 
     settings = invocation(context).settings()
     setup = OutboxSetup.of(settings)
+    if not setup.outbox.table:
+        say(f"nothing is to be made: events are messages under {quoted(setup.outbox.prefix)} (docs/outbox.md)")
+        return
     if only_sql:
         for statement in setup.statements():
             _say_statement(statement.as_string())
@@ -54,13 +57,13 @@ def init(
 
 @app.command("ls")
 def ls(context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """One line per topic of events: how many the log has, and its last position; and how many rows are still in the table."""
+    """One line per topic of events: how many the log has, and its last position; and how many rows are still in the table, if there is one."""
     settings = invocation(context).settings()
     outbox = _outbox(settings)
     topics = _topics(settings)
-    rows, problem = _rows(settings)
+    rows, problem = _rows(settings) if outbox.table else (None, None)
     if as_json:
-        print_json({"table": outbox.table, "rows": rows, "topics": topics})
+        print_json({"table": outbox.table or None, "rows": rows, "topics": topics})
         return
     out = console()
     if out.is_terminal:
@@ -69,7 +72,8 @@ def ls(context: typer.Context, as_json: Annotated[bool, typer.Option("--json", h
     else:
         for one in topics:
             say(f"{quoted(one['topic'])} events={one['events']} bytes={one['bytes']} last={one['last']}")
-    say(f"{quoted(outbox.table)}: {counted(rows, 'row') if rows is not None else problem}")
+    if outbox.table:
+        say(f"{quoted(outbox.table)}: {counted(rows, 'row') if rows is not None else problem}")
 
 
 def _say_statement(text: str) -> None:

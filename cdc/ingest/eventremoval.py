@@ -152,4 +152,4 @@ def _type_of(connection: psycopg.Connection, table: sql.Identifier, column: str)
 def removal_for(settings: Settings, stop: threading.Event) -> EventRemoval | None:
     """None where nothing is to be removed."""
     outbox = settings.outbox
-    return EventRemoval(settings, outbox, stop) if outbox is not None and outbox.remove else None
+    return EventRemoval(settings, outbox, stop) if outbox is not None and outbox.table and outbox.remove else None

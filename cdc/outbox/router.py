@@ -39,6 +39,8 @@ MAX_NAME_BYTES: Final = 63
 Flags = npt.NDArray[np.bool_]
 _JSON: Final = (pgtypes.JSONB, pgtypes.JSON)
 _PAYLOADS: Final = (*_JSON, pgtypes.TEXT, pgtypes.VARCHAR, pgtypes.BYTEA)
+IDS: Final = (pgtypes.UUID, pgtypes.TEXT, pgtypes.VARCHAR)
+"""The types that hold the ids of messages."""
 
 
 class NoEvents(NamedTuple):
@@ -147,6 +149,8 @@ def check(table: Table, outbox: Outbox) -> None:
             raise UnfitTable(f"it has no column {name}")
     if [column.name for column in table.key] != [columns.id]:
         raise UnfitTable(f"column {columns.id} is not what tells its rows apart")
+    if outbox.prefix and found[columns.id].type_oid not in IDS:
+        raise UnfitTable(f"column {columns.id} is not uuid or text, as the ids of messages under {outbox.prefix} are")
     if found[columns.payload].type_oid not in _PAYLOADS:
         raise UnfitTable(f"column {columns.payload} is not jsonb, json, text or bytea")
     for field, name, types in (("headers", columns.headers, _JSON), ("time", columns.time, (pgtypes.TIMESTAMPTZ,))):

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from cdc.settings.strict import Strict
 
 ROUTE: Final = "{route}"
+_PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 _TOPIC: Final = re.compile(r"([a-z_][a-z0-9_]{0,31})\.([a-z0-9_]{0,31})\{route\}")
 
 
@@ -44,7 +45,10 @@ class OutboxColumns(Strict):
 
 class Outbox(Strict):
     table: str = "public.outbox"
-    """The table, as `schema.table`. `cdc outbox init` makes it."""
+    """The table, as `schema.table`. `cdc outbox init` makes it. `""`, or left out beside `prefix`: there is none."""
+    prefix: str = ""
+    """Logical messages under this prefix (`pg_logical_emit_message(true, 'PREFIX', …)`) are events, beside rows of the table or without one
+    ([outbox.md](outbox.md#without-a-table)). `""`: no message is."""
     columns: OutboxColumns = OutboxColumns()
     """The names of its columns."""
     topic: str = "outbox.{route}"
@@ -60,9 +64,29 @@ class Outbox(Strict):
     @classmethod
     def _is_a_tables_name(cls, table: str) -> str:
         schema, dot, name = table.partition(".")
-        if not (schema and dot and name):
+        if table and not (schema and dot and name):
             raise ValueError("not a table; write schema.table, such as public.outbox")
         return table
+
+    @field_validator("prefix")
+    @classmethod
+    def _is_nobodys_prefix(cls, prefix: str) -> str:
+        if prefix and _PREFIX.fullmatch(prefix) is None:
+            raise ValueError("not the prefix of messages; write at most 63 letters, digits and any of _.-, such as outbox")
+        if prefix.partition(".")[0].partition("-")[0] == "headwater":
+            raise ValueError('messages of Headwater\'s own have such prefixes; write another, such as "outbox"')
+        return prefix
+
+    @model_validator(mode="before")
+    @classmethod
+    def _messages_alone_need_no_table(cls, given: object) -> object:
+        return {"table": "", **given} if isinstance(given, dict) and given.get("prefix") else given
+
+    @model_validator(mode="after")
+    def _has_a_source(self) -> Outbox:
+        if not self.table and not self.prefix:
+            raise ValueError('there is neither a table nor a prefix; write table = "public.outbox"')
+        return self
 
     @field_validator("topic")
     @classmethod
@@ -75,7 +99,7 @@ class Outbox(Strict):
 
     @model_validator(mode="after")
     def _topics_are_apart(self) -> Outbox:
-        if self.parts[0] == self.topic_schema:
+        if self.table and self.parts[0] == self.topic_schema:
             raise ValueError(
                 f'the table and the events\' topics are both in schema {self.topic_schema}; write another topic, such as "events.{ROUTE}"'
             )

@@ -118,6 +118,8 @@ def refusals(outbox: Outbox, found: Sequence[CatalogTable]) -> Iterator[ConfigEr
             f"outbox.topic: the database has a table {taken.name}, and the topics of events have such names",
             hint='write another topic in [outbox], such as "events.{route}"',
         )
+    if not outbox.table:
+        return
     own = next((table for table in found if table.table.parts == outbox.parts), None)
     if own is None:
         yield ConfigError(f"outbox.table: {outbox.table} does not exist", hint="cdc outbox init")

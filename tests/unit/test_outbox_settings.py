@@ -47,9 +47,28 @@ def test_events_stay_and_rows_that_are_gone_do_not_unless_said(tmp_path: Path) -
     assert said.log.tables["outbox.*"].cleanup == "delete"
 
 
+def test_with_a_prefix_alone_there_is_no_table(tmp_path: Path) -> None:
+    found = loaded(tmp_path, '[outbox]\nprefix = "outbox"\n[stores.a]\nkind = "console"\n')
+    assert found.outbox is not None
+    assert (found.outbox.table, found.source.tables) == ("", ("public.*", "!outbox.*"))
+    assert list(found.log.tables) == ["outbox.*"]
+    both = loaded(tmp_path, '[outbox]\nprefix = "outbox"\ntable = "app.outbox"\n')
+    assert both.outbox is not None
+    assert both.outbox.table == "app.outbox"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('[outbox]\ntable = ""\n', 'outbox: there is neither a table nor a prefix; write table = "public.outbox"'),
+        (
+            '[outbox]\nprefix = "a b"\n',
+            "outbox.prefix: not the prefix of messages; write at most 63 letters, digits and any of _.-, such as outbox",
+        ),
+        (
+            '[outbox]\nprefix = "headwater.ddl"\n',
+            'outbox.prefix: messages of Headwater\'s own have such prefixes; write another, such as "outbox"',
+        ),
         ('[outbox]\ntable = "outbox"\n', "outbox.table: not a table; write schema.table, such as public.outbox"),
         (
             '[outbox]\ntopic = "{route}"\n',

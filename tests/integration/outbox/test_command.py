@@ -219,3 +219,11 @@ def test_doctor_and_run_say_what_is_missing(postgres: Database, role: str, tmp_p
 def finding(path: Path) -> tuple[str, str, str | None]:
     [found] = [one for one in examine(Invocation(path), fix=False) if one.check == "outbox"]
     return found.level, found.message, found.hint
+
+
+def test_messages_need_nothing_to_be_made(postgres: Database, role: str, tmp_path: Path) -> None:
+    path = configuration(tmp_path, postgres, role, 'prefix = "outbox"\n')
+    assert cdc(path, "outbox", "init").stdout == "nothing is to be made: events are messages under outbox (docs/outbox.md)\n"
+    assert finding(path) == ("ok", "messages under outbox make topics outbox.*", None)
+    postgres.connect().execute("create table outbox (id int primary key)")
+    refuse_unknown(load(path, options_model))
