@@ -48,7 +48,7 @@ class Events:
 
     @property
     def prefix(self) -> str:
-        """What messages that are events come under; empty where none are."""
+        """The prefix of the messages that are events; empty where none are."""
         return self._outbox.prefix
 
     def append(self, batches: Sequence[pa.RecordBatch], messages: EmittedMessages | None = None) -> None:

@@ -17,7 +17,7 @@ from cdc.commands.invocation import Invocation
 from cdc.commands.preflight import examine, refuse_unknown
 from cdc.errors import ConfigError
 from cdc.ingest import eventremoval
-from cdc.outbox import emit
+from cdc.outbox import OutboxMessages, OutboxTable, emit
 from cdc.settings.file import load
 from sinks import options_model
 from tests.conftest import Database
@@ -227,3 +227,44 @@ def test_messages_need_nothing_to_be_made(postgres: Database, role: str, tmp_pat
     assert finding(path) == ("ok", "messages under outbox make topics outbox.*", None)
     postgres.connect().execute("create table outbox (id int primary key)")
     refuse_unknown(load(path, options_model))
+
+
+@pytest.mark.parametrize("form", ["table", "messages"])
+def test_events_are_given_again(postgres: Database, tmp_path: Path, form: str) -> None:
+    connection = postgres.connect()
+    connection.execute("create table orders (id int primary key)")
+    user = psycopg.conninfo.conninfo_to_dict(postgres.dsn)["user"]
+    path = configuration(tmp_path, postgres, user, "" if form == "table" else 'prefix = "outbox"\n')
+    assert cdc(path, "outbox", "init").exit_code == 0
+    if form == "table":
+        connection.execute("alter table outbox alter payload type json")
+    to = OutboxTable() if form == "table" else OutboxMessages()
+    payload = '{"b": 1.00,\n "a": []}'
+    capture = OutboxCapture(postgres.dsn, tmp_path)
+    capture.settings = load(path, options_model)
+    with capture.running():
+        capture.until_snapshot_done()
+        with connection.transaction():
+            first = str(emit(connection, "order.placed", 7, payload, {"tenant": "north"}, encode=str, outbox=to))
+            emit(connection, "order.placed", 8, {}, outbox=to)
+        with connection.transaction():
+            last = str(emit(connection, "order.gone", 7, None, outbox=to))
+        capture.until_lsn(wal_end(connection))
+        shown = cdc(path, "outbox", "replay", "outbox.order", "--key", "7")
+        assert shown.exit_code == 0, shown.output
+        one, other = map(json.loads, shown.stdout.splitlines())
+        assert (one["id"], one["key"], one["type"], one["headers"]) == (first, "7", "order.placed", {"tenant": "north"})
+        assert '"payload":{"b": 1.00,  "a": []}' in shown.stdout
+        assert (other["id"], "payload" in other, "headers" in other) == (last, False, False)
+        assert len(cdc(path, "outbox", "replay", "outbox.order", "--from", str(other["position"])).stdout.splitlines()) == 1
+        again = cdc(path, "outbox", "replay", "outbox.order", "--key", "7", "--to", str(other["position"]), "--again")
+        assert again.stdout == "2 events of outbox.order written again\n", again.output
+        capture.until_lsn(wal_end(connection))
+        *_, third, fourth = (values for _, _, values in capture.events("outbox.order"))
+        assert (third["key"], third["type"], third["payload"]) == ("7", "order.placed", payload)
+        assert json.loads(str(third["headers"])) == {"tenant": "north", "replayed-of": first}
+        assert json.loads(str(fourth["headers"])) == {"replayed-of": last}
+        assert fourth["payload"] is None
+        assert len({first, last, third["id"], fourth["id"]}) == 4
+    refused = cdc(path, "outbox", "replay", "public.orders")
+    assert str(refused.exception) == "public.orders is not a topic of events"
