@@ -17,7 +17,7 @@ import pyarrow as pa
 import structlog
 
 from cdc.crashpoint import crashpoint
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, Stopped, StopState
 from cdc.ingest.eventids import EventIds, Flags
 from cdc.log.contract import LogReader, LogWriter
 from cdc.model.batch import first_position, table_of
@@ -37,7 +37,7 @@ class Events:
 
     def __init__(self, outbox: Outbox, writer: LogWriter, open_log: Callable[[], LogReader]) -> None:
         self._outbox = outbox
-        self._of_messages = outbox.model_copy(update={"columns": messagerows.COLUMNS})
+        self._of_messages = outbox.model_copy(update={"columns": messagerows.COLUMNS, "headers": {}})
         self._writer = writer
         self._open_log = open_log
         self._delivered = EventIds(open_log, outbox.topics)
@@ -54,7 +54,7 @@ class Events:
     def append(self, batches: Sequence[pa.RecordBatch], messages: EmittedMessages | None = None) -> None:
         """Appends the events of what has just been appended, in the order of its rows, and of messages that came with it; commit by commit.
 
-        Raises as the writer does, and ConnectionError.
+        Raises as the writer does, ConnectionError, and Stopped (OUTBOX_UPDATED).
         """
         own = [batch for batch in batches if table_of(batch.schema).parts == self._outbox.parts]
         for part in by_commits(sorted(own, key=first_position), messages):
@@ -136,7 +136,13 @@ class Events:
     def _note(self, found: Routed, what: str) -> None:
         for why, count in found.refused:
             self._count(what, why, count)
-        if found.updated and not self._warned_of_update:
+        if found.updated and self._outbox.on_update == "stop":
+            raise Stopped(
+                StopState.OUTBOX_UPDATED,
+                f"a row of {self._outbox.table} was changed after its event was taken",
+                hint=f'deploy/runbook.md, {StopState.OUTBOX_UPDATED}; or on_update = "warn" in [outbox], then cdc resume {StopState.OUTBOX_UPDATED}',
+            )
+        if found.updated and self._outbox.on_update == "warn" and not self._warned_of_update:
             self._warned_of_update = True
             _log.warning(
                 "rows of the outbox table were changed after their events were taken: an UPDATE makes no event",

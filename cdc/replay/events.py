@@ -55,11 +55,13 @@ def _of_rows(batch: pa.RecordBatch) -> Iterator[LoggedEvent]:
     payload_type = next(column.type_oid for column in table_of(batch.schema).columns if column.name == "payload")
     payloads = batch.column("payload")
     texts = payloads if payload_type == BYTEA else canonical_text(payloads)
-    own = [batch.column(name).to_pylist() for name in (POSITION, LSN)]
+    is_json = payload_type in (JSON, JSONB)
     committed = [moment.isoformat() for moment in batch.column(TS).to_pylist()]
-    values = [ids_of(batch).to_pylist(), *(batch.column(name).to_pylist() for name in ("key", "type", "headers"))]
-    for row in zip(*own, committed, *values, texts.to_pylist(), strict=True):
-        yield LoggedEvent(*row, payload_type in (JSON, JSONB))
+    heads = zip(*(batch.column(name).to_pylist() for name in (POSITION, LSN)), committed, strict=True)
+    values = zip(*(batch.column(name).to_pylist() for name in ("key", "type", "headers")), strict=True)
+    rows = zip(heads, ids_of(batch).to_pylist(), values, texts.to_pylist(), strict=True)
+    for (position, lsn, time), id, (key, type, headers), payload in rows:
+        yield LoggedEvent(position, lsn, time, id, key, type, headers, payload, is_json)
 
 
 def _dumped(value: object) -> str:

@@ -57,9 +57,21 @@ def test_with_a_prefix_alone_there_is_no_table(tmp_path: Path) -> None:
     assert both.outbox.table == "app.outbox"
 
 
+@pytest.mark.parametrize(("keep", "seconds"), [("", None), ("0s", 0), ("24h", 86_400), ("7d", 604_800), ("90m", 5400)])
+def test_how_long_rows_are_kept(keep: str, seconds: int | None, tmp_path: Path) -> None:
+    found = loaded(tmp_path, f'[outbox]\nkeep = "{keep}"\n')
+    assert found.outbox is not None
+    assert found.outbox.keep_s == seconds
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('[outbox]\nkeep = "1 day"\n', 'outbox.keep: not a time; write such as "24h" or "7d", or "" for ever'),
+        (
+            '[outbox]\nprefix = "outbox"\nheaders = { tenant = "tenant_id" }\n',
+            "outbox: headers are columns of a table, and there is none; a message's body holds its headers",
+        ),
         ('[outbox]\ntable = ""\n', 'outbox: there is neither a table nor a prefix; write table = "public.outbox"'),
         (
             '[outbox]\nprefix = "a b"\n',

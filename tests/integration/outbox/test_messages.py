@@ -150,7 +150,7 @@ def test_messages_from_before_there_was_a_prefix_are_no_events(postgres: Databas
 def test_rows_and_messages_stand_in_the_order_of_their_commits_under_one_definition(postgres: Database, tmp_path: Path) -> None:
     connection = postgres.connect()
     connection.execute(CREATE)
-    capture = capture_of(postgres, tmp_path, table="public.outbox", remove=False)
+    capture = capture_of(postgres, tmp_path, table="public.outbox", keep="")
     with capture.running():
         capture.until_snapshot_done()
     capture.until_released(connection)
