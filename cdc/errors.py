@@ -27,6 +27,7 @@ class StopState(StrEnum):
     SCHEMA_PAUSED = "SCHEMA_PAUSED"
     CONTRACT_BROKEN = "CONTRACT_BROKEN"
     INBOX_CONFLICT = "INBOX_CONFLICT"
+    OUTBOX_UPDATED = "OUTBOX_UPDATED"
 
 
 class HeadwaterError(Exception):

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from cdc.capture import letters
 from cdc.capture.definitions import Definitions
+from cdc.capture.eventmessages import EventMessages
 from cdc.capture.messages import Index
 from cdc.capture.rows import RowBatches
 from cdc.model.batch import EXACT_TYPE, META_FIELDS, Op, batch_schema
@@ -84,7 +85,7 @@ class Grouping:
             self._rows.forget(table.oid)
             self._add(_truncate(table, self._position, self._index, transaction), transaction)
 
-    def finish(self, watermark: Watermark | None, definitions: Definitions, *, complete: bool) -> Group:
+    def finish(self, watermark: Watermark | None, definitions: Definitions, events: EventMessages, *, complete: bool) -> Group:
         self.flush(self.end)
         index = self._index
         some = self.end > self._begin
@@ -99,7 +100,8 @@ class Grouping:
             index.commit_ts_us[first:last],
             base + np.cumsum(self._changed[first:last]),
         )
-        return Group(tuple(self._batches), transactions, watermark, complete, definitions.take_again())
+        messages = events.taken(self._block, index, self._begin, self.end)
+        return Group(tuple(self._batches), transactions, watermark, complete, definitions.take_again(), messages)
 
     def _add(self, record: pa.RecordBatch, transaction: int) -> None:
         self._batches.append(record)

@@ -7,12 +7,14 @@ a chunk of the snapshot waits for.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from cdc.capture import letters
 from cdc.capture.ddlmessages import DDL_PREFIX, DdlMessages
+from cdc.capture.eventmessages import NO_EVENTS, EventMessages
 from cdc.capture.messages import Index
 from cdc.pgvalues.values import Bytes
 
@@ -28,19 +30,31 @@ _OURS: Final = WATERMARK_PREFIX.encode()
 _MARK: Final = _OURS + b"\0"
 
 
-class Authenticity:
-    """``awaits``: whether a watermark with this content is on its way."""
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The messages that somebody beside the definitions waits for."""
 
-    def __init__(self, ours: DdlMessages, awaits: Callable[[bytes], bool]) -> None:
+    watermark: Callable[[bytes], bool] = lambda _: True
+    """Whether a watermark with this content is on its way; another is somebody else's."""
+    events: EventMessages = NO_EVENTS
+
+
+NOBODYS: Final = Expected()
+"""Every watermark is believed, and no message is an event."""
+
+
+class Authenticity:
+    def __init__(self, ours: DdlMessages, expected: Expected) -> None:
         self._ours = ours
-        self._awaits = awaits
+        self._awaits = expected.watermark
+        self.events = expected.events
         self._most = _HEAD_BYTES + max(ours.head_bytes, _WATERMARK_BYTES)
 
     def mark(self, block: Bytes, index: Index) -> None:
-        """Gives those that are not ours the kind ``letters.PASSED``."""
+        """Gives those that are not ours the kind ``letters.PASSED``, and those that are events ``letters.EVENT``."""
         if letters.MESSAGE not in index.kind.tobytes():
             return  # nearly always
-        for at in (index.kind == letters.MESSAGE).nonzero()[0].tolist():
+        for at in self.events.find(block, index, (index.kind == letters.MESSAGE).nonzero()[0]).tolist():
             if not self._is_ours(block, int(index.body[at]), int(index.end[at])):
                 index.kind[at] = letters.PASSED
 

@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from cdc.capture import letters
-from cdc.capture.authenticity import Authenticity
+from cdc.capture.authenticity import NOBODYS, Authenticity, Expected
 from cdc.capture.control import parse_control
 from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.deferral import Deferred, Replay
 from cdc.capture.definitions import Definitions
+from cdc.capture.eventmessages import MOST_PREFIX_BYTES
 from cdc.capture.groups import Groups, passed
 from cdc.capture.inforce import InForce
 from cdc.capture.messages import SPAN, SPOOLING, Commit, Index, Inside, Open, Scan, body_of, scan
@@ -40,7 +41,7 @@ OPEN_BYTES: Final = 8 * 2**20
 
 PASSED_BYTES: Final = 2**20
 """A logical message of somebody else's that lacks more than this is not put together: everybody may emit such of up to 1 GB."""
-HEAD_BYTES: Final = 5 + 25 + 1 + 9 + len(DDL_PREFIX) + 1 + 4
+HEAD_BYTES: Final = 5 + 25 + 1 + 9 + MOST_PREFIX_BYTES + 1 + 4
 """The bytes of a logical message up to its content: frame header, XLogData header, letter, flags and LSN, prefix, length."""
 
 
@@ -58,15 +59,15 @@ class Decoder:
         durable_lsn: int,
         spools: Spools | None = None,
         prepared: PreparedFiles | None = None,
-        awaits: Callable[[bytes], bool] = lambda _: True,
+        expected: Expected = NOBODYS,
         head_lsn: int = 0,
     ) -> None:
-        """``awaits``: whether a watermark with this content is on its way; another is somebody else's. ``head_lsn``: how far the log has come:
-        transactions up to there that are not in it have changed nothing."""
+        """``expected``: which logical messages are ours. ``head_lsn``: how far the log has come: transactions up to there that are not in it have
+        changed nothing."""
         self.schema = definitions
         """The definitions that the log has of each table."""
         in_force = InForce(definitions)
-        authenticity = Authenticity(definitions.ours, awaits)
+        authenticity = Authenticity(definitions.ours, expected)
         self._deferred = Deferred(spools, prepared, in_force)
         self._made = Groups(
             definitions, in_force, RowBatches(in_force.relations, memory, hold, durable_lsn), authenticity, head_lsn
@@ -113,6 +114,7 @@ class Decoder:
         if found.lacks >= PASSED_BYTES:
             self._look_at_torn(block[found.scanned : stop])
         self.notices = [_fields(block, int(at)) for at in found.notices if at >= start + self._heard]
+        self._made.pass_over(block, found.loose[found.loose >= start + self._heard])
         used = int(index.end[whole - 1]) if whole else start
         partial = whole < count and found.scanned - used >= OPEN_BYTES
         self.consumed = found.scanned if partial or whole == count else used
@@ -125,8 +127,10 @@ class Decoder:
         if (lacks := HEAD_BYTES + 4 + self.schema.ours.head_bytes - len(torn)) > 0:
             self.lacks = min(self.lacks, lacks)
         elif head[30:31] == b"M":
-            prefix, _, content = head[44 if self._deferred.inside is Inside.STREAM else 40 :].partition(b"\0")
-            if prefix != DDL_PREFIX.encode() or not self.schema.ours.bears_password(content[4:]):
+            message = head[35 if self._deferred.inside is Inside.STREAM else 31 :]
+            prefix, _, content = message[9:].partition(b"\0")
+            of_facts = prefix == DDL_PREFIX.encode() and self.schema.ours.bears_password(content[4:])
+            if not of_facts and not self._made.awaits(message):
                 self.foreign = len(torn)
 
     def settle(self, durable_lsn: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from cdc.capture import letters
 from cdc.capture.assembly import Grouping
@@ -41,6 +42,14 @@ class Groups:
     def mark(self, block: Bytes, index: Index) -> None:
         """See ``Authenticity.mark``: to be called with a block's index before its groups are taken."""
         self._authenticity.mark(block, index)
+
+    def pass_over(self, block: Bytes, loose: npt.NDArray[np.int64]) -> None:
+        """See ``EventMessages.pass_over``."""
+        self._authenticity.events.pass_over(block, loose)
+
+    def awaits(self, torn: bytes) -> bool:
+        """See ``EventMessages.awaits``."""
+        return self._authenticity.events.awaits(torn)
 
     def cuts(self, block: Bytes, index: Index, begin: int, end: int) -> list[int]:
         """Returns where groups end: behind each transaction that carries one of our watermarks; and where the log has come to, for a group's first
@@ -107,7 +116,7 @@ class Groups:
                 watermark, self._watermark = watermark or self._watermark, None
             else:
                 self._watermark, watermark = watermark or self._watermark, None
-            yield made.finish(watermark, self._schema, complete=whole)
+            yield made.finish(watermark, self._schema, self._authenticity.events, complete=whole)
             begin = made.end
             if begin == end:
                 return

@@ -44,6 +44,8 @@ ORIGIN: Final = ord("O")
 MESSAGE: Final = ord("M")
 PASSED: Final = ord("-")
 """Stands for the letter of a logical message that is not ours (``cdc.capture.authenticity``)."""
+EVENT: Final = ord("!")
+"""Stands for the letter of a logical message that is to be an event (``cdc.capture.eventmessages``)."""
 STREAM_START: Final = ord("S")
 STREAM_STOP: Final = ord("E")
 STREAM_COMMIT: Final = ord("c")

@@ -61,7 +61,7 @@ SPOOLING[[letters.BEGIN_PREPARE, letters.PREPARE, letters.COMMIT_PREPARED, lette
 
 RARE: Final = np.ones(256, np.bool_)
 """The kinds of messages that have to be looked at one by one: neither rows nor where a transaction begins and ends."""
-RARE[[letters.INSERT, letters.UPDATE, letters.DELETE, letters.BEGIN, letters.COMMIT, letters.PASSED]] = False
+RARE[[letters.INSERT, letters.UPDATE, letters.DELETE, letters.BEGIN, letters.COMMIT, letters.PASSED, letters.EVENT]] = False
 
 
 class Inside(IntEnum):
@@ -160,6 +160,8 @@ class _Scanned(NamedTuple):
     lacks: int
     notices: int
     """How many there are."""
+    loose: int
+    """How many there are."""
     ended: int
     spooling: bool
     inside: int
@@ -215,6 +217,8 @@ class Scan(NamedTuple):
     """Bytes that the torn last frame lacks; 0 when there is none, or its length is not there yet."""
     notices: Offsets
     """Offset of each NoticeResponse."""
+    loose: Offsets
+    """Offset behind the letter of each logical message outside of any transaction; falling."""
     ended: int
     """Offset of the message that ends the stream, or -1: CopyDone, ErrorResponse, or CommandComplete (a server that shuts down)."""
     spooling: bool
@@ -247,6 +251,7 @@ def scan(block: Bytes, start: int, stop: int, open_transaction: Open | None, ins
         found.scanned,
         found.lacks,
         notices,
+        messages[_BODY, len(kind) - found.loose :],
         found.ended,
         found.spooling,
         Inside(found.inside),
@@ -330,6 +335,7 @@ def _scan(
     reply_requested = False
     lacks = 0
     notices = 0
+    loose = 0
     ended = -1
     spooling = _spools(inside)
     while at + letters.FRAME_HEADER_BYTES <= stop:
@@ -406,7 +412,10 @@ def _scan(
                 break
             relation = read_u32(block, body)
         elif letter == letters.MESSAGE and inside == _NOTHING:
-            at = end  # said at once, whatever becomes of the transaction that said it: nothing of ours
+            # Said at once, whatever becomes of the transaction that said it: nothing of ours. There is room, for each message takes some.
+            loose += 1
+            messages[_BODY, messages.shape[1] - loose] = body
+            at = end
             continue
         elif SPOOLING[letter]:
             span = end
@@ -420,7 +429,7 @@ def _scan(
         kind[count] = SPAN
         _put(messages, count, span, at, 0, max(transactions - 1, 0))
         count += 1
-    return _Scanned(count, transactions, at, error, keepalive_lsn, reply_requested, lacks, notices, ended, spooling, inside)
+    return _Scanned(count, transactions, at, error, keepalive_lsn, reply_requested, lacks, notices, loose, ended, spooling, inside)
 
 
 @kernel

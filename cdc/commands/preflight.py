@@ -108,8 +108,10 @@ def _outbox(connection: psycopg.Connection, settings: Settings, found: Sequence[
     setup = OutboxSetup.of(settings)
     for refusal in refusals(setup.outbox, found):
         return Finding("fail", "outbox", str(refusal), refusal.hint)
+    if not setup.outbox.table:
+        return Finding("ok", "outbox", f"messages under {setup.outbox.prefix} make topics {setup.outbox.topics}")
     if lacks_right_to_delete(connection, setup):
-        helps = "cdc outbox init grants the right; or set remove = false in [outbox]"
+        helps = 'cdc outbox init grants the right; or set keep = "" in [outbox]'
         return Finding("warn", "outbox", f"role {setup.role} may not delete from {setup.outbox.table}, so its rows stay", helps)
     return Finding("ok", "outbox", f"{setup.outbox.table} makes topics {setup.outbox.topics}")
 

@@ -8,6 +8,7 @@ where somebody else holds a row, which is tried again later.
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import closing
 from typing import Final
 
@@ -24,6 +25,7 @@ from cdc.log.contract import LogReader, left_between, present_history
 from cdc.log.home import open_reader
 from cdc.model.position import START, Position
 from cdc.outbox.router import ids_of
+from cdc.replay.place import cut_before_time
 from cdc.settings.models import Settings
 from cdc.settings.outbox import Outbox
 from cdc.source.connection import reason
@@ -73,10 +75,10 @@ class EventRemoval(BackgroundPart):
         if self._log != lineage.log:
             self._log, self._left = lineage.log, []
             self._upto = Position(removed_upto(self._settings.log.dir, lineage.log, self._outbox.table))
-        head = reader.head().position
-        if head < self._upto:
+        head = self._due(reader)
+        if reader.head().position < self._upto:
             self._upto = START  # an older copy of the log was put back
-        if head == self._upto and not self._left:
+        if head <= self._upto and not self._left:
             return
         # The topics say at no cost whether there is anything: most cuts hold no event.
         begin = self._upto
@@ -87,9 +89,14 @@ class EventRemoval(BackgroundPart):
             with source.connect(self._settings.source.dsn.get_secret_value(), application="headwater outbox") as connection:
                 self._delete_left(connection)
                 while self._upto < head and len(self._left) < LEFT_ROWS:
-                    self._delete_range(connection, reader, reader.cut_within(self._upto, RANGE_ROWS, 1 << 26).position)
+                    self._delete_range(connection, reader, min(head, reader.cut_within(self._upto, RANGE_ROWS, 1 << 26).position))
         except psycopg.Error as error:
             raise self._refusal(error) from None
+
+    def _due(self, reader: LogReader) -> Position:
+        """The cut up to which rows have been kept for long enough."""
+        keep_s = self._outbox.keep_s or 0
+        return cut_before_time(reader, _now_us() - keep_s * 10**6) if keep_s else reader.head().position
 
     def _delete_range(self, connection: psycopg.Connection, reader: LogReader, upto: Position) -> None:
         history = present_history(reader)
@@ -132,8 +139,12 @@ class EventRemoval(BackgroundPart):
 
     def _refusal(self, error: psycopg.Error) -> SourceError:
         table = self._outbox.table
-        helps = "cdc outbox init grants the right; or set remove = false in [outbox]"
+        helps = 'cdc outbox init grants the right; or set keep = "" in [outbox]'
         return SourceError(f"cannot delete from {table}: {reason(error)}", hint=helps)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
 
 
 def _type_of(connection: psycopg.Connection, table: sql.Identifier, column: str) -> str:
@@ -152,4 +163,4 @@ def _type_of(connection: psycopg.Connection, table: sql.Identifier, column: str)
 def removal_for(settings: Settings, stop: threading.Event) -> EventRemoval | None:
     """None where nothing is to be removed."""
     outbox = settings.outbox
-    return EventRemoval(settings, outbox, stop) if outbox is not None and outbox.remove else None
+    return EventRemoval(settings, outbox, stop) if outbox is not None and outbox.keep_s is not None else None

@@ -24,7 +24,7 @@ from cdc.ingest.ports import Wire
 from cdc.ingest.torn import Remainder, Torn
 from cdc.model.batch import table_of
 from cdc.model.evolution import schema_record
-from cdc.model.group import Group
+from cdc.model.group import EmittedMessages, Group
 from cdc.model.position import Lsn
 from cdc.pace import Pace
 from cdc.pgvalues.values import Bytes
@@ -123,7 +123,7 @@ class Ingest:
             self._feed.read_again(oid, joined=joined)
         for batch in group.batches:
             self._writer.append(batch)
-        self._append_events(group.batches)
+        self._append_events(group.batches, group.messages)
         if not group.complete:
             return
         crashpoint("ingest.group.appended")
@@ -147,9 +147,9 @@ class Ingest:
             return
         self._commit(end_lsn, commit_ts_us)
 
-    def _append_events(self, batches: Sequence[pa.RecordBatch]) -> None:
+    def _append_events(self, batches: Sequence[pa.RecordBatch], messages: EmittedMessages | None = None) -> None:
         if self._intake.events is not None:
-            self._intake.events.append(batches)
+            self._intake.events.append(batches, messages)
 
     def _check_continuity(self, sent_lsn: int) -> None:
         if self._continuity is None:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import structlog
 
+from cdc.capture.authenticity import Expected
 from cdc.capture.continuity import Continuity
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
+from cdc.capture.eventmessages import EventMessages
 from cdc.capture.preparedfiles import PreparedFiles
 from cdc.capture.rows import Hold
 from cdc.capture.spool import Spools
@@ -53,9 +55,16 @@ def begun(intake: Intake, brought: Round) -> Iterator[Ingest]:
     with closing(Spools(intake.folder)) as spools:
         feed = intake.feed
         decoder = Decoder(
-            brought.definitions, intake.memory, _hold(feed), durable_lsn, spools, prepared, feed.expects, head.commit_lsn
+            brought.definitions, intake.memory, _hold(feed), durable_lsn, spools, prepared, _expected(intake), head.commit_lsn
         )
         yield Ingest(intake, brought.wire, decoder, continuity)
+
+
+def _expected(intake: Intake) -> Expected:
+    if intake.events is None:
+        return Expected(intake.feed.expects)
+    # Whatever the log has come past is decided, also where nobody made events of messages then.
+    return Expected(intake.feed.expects, EventMessages(intake.events.prefix, intake.writer.head.commit_lsn, intake.events.refuse))
 
 
 def _hold(feed: SnapshotFeed) -> Hold:

@@ -36,6 +36,22 @@ class Watermark:
 
 
 @dataclass(frozen=True, slots=True)
+class EmittedMessages:
+    """Logical messages that are to be events, in the order of the stream; all arrays have one entry per message."""
+
+    commit_lsn: npt.NDArray[np.int64]
+    """LSN of the commit record of the message's transaction; never falling."""
+    commit_ts_us: npt.NDArray[np.int64]
+    """Microseconds since 1970-01-01 UTC."""
+    bodies: pa.Array
+    """binary"""
+
+    def slice(self, begin: int, end: int) -> EmittedMessages:
+        """Those from ``begin`` up to ``end``."""
+        return EmittedMessages(self.commit_lsn[begin:end], self.commit_ts_us[begin:end], self.bodies[begin:end])
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """Whole transactions; the batches' positions together are dense. A watermark, where present, comes after all of them:
     its own transaction is the group's last."""
@@ -48,3 +64,5 @@ class Group:
     again: Mapping[int, bool] = field(default_factory=dict)
     """The tables (OIDs) whose stored rows changed without events in these transactions, or that are gone: to be read again; each with whether it
     has just joined the publication."""
+    messages: EmittedMessages | None = None
+    """They have no positions: whoever makes events of them gives these."""

@@ -4,6 +4,6 @@ What is listed here is all that a service needs; it loads neither Arrow nor a dr
 """
 
 from cdc.outbox.emit import emit, emit_async
-from cdc.outbox.event import BadEvent, NoTransaction, OutboxError, OutboxTable, UnknownConnection
+from cdc.outbox.event import BadEvent, NoTransaction, OutboxError, OutboxMessages, OutboxTable, UnknownConnection
 
-__all__ = ["BadEvent", "NoTransaction", "OutboxError", "OutboxTable", "UnknownConnection", "emit", "emit_async"]
+__all__ = ["BadEvent", "NoTransaction", "OutboxError", "OutboxMessages", "OutboxTable", "UnknownConnection", "emit", "emit_async"]

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from cdc.outbox.event import Event, NoTransaction, OutboxTable, UnknownConnection, event
+from cdc.outbox.event import Event, NoTransaction, OutboxMessages, OutboxTable, UnknownConnection, event
+from cdc.outbox.message import body_of
 
 if TYPE_CHECKING:
     import psycopg
@@ -35,15 +36,15 @@ def emit(
     headers: Mapping[str, str] | None = None,
     *,
     aggregate: str | None = None,
-    table: OutboxTable = DEBEZIUM,
+    outbox: OutboxTable | OutboxMessages = DEBEZIUM,
     encode: Callable[[Any], str] | None = None,
 ) -> uuid.UUID:
-    """Writes an event into the outbox table, and returns its id. It exists exactly if the caller's transaction commits.
+    """Writes an event, and returns its id. It exists exactly if the caller's transaction commits.
 
     ``session_or_connection``: SQLAlchemy's Session or Connection, psycopg's Connection or Cursor. ``type``: the kind of event, such as "order.placed".
     ``key``: what it is about; events of one aggregate and key keep the order of their commits. ``payload``: what JSON can hold; bytes for a column
     of type bytea; None is NULL. ``aggregate``: says into which topic it goes; by default the type up to its first dot. ``encode``: makes JSON's text of the
-    payload, instead of ``json.dumps``.
+    payload, instead of ``json.dumps``. ``outbox``: where it is written to: a row of a table, or a logical message.
 
     Raises BadEvent before anything is sent, so that the transaction can go on; NoTransaction where the connection commits by itself, UnknownConnection, and what
     the driver raises.
@@ -51,9 +52,9 @@ def emit(
     written = event(type, key, payload, headers, aggregate=aggregate, encode=encode)
     given: Any = session_or_connection
     if _is_of(given, _ALCHEMY):
-        _by_sqlalchemy(given, written, table)
+        _by_sqlalchemy(given, written, outbox)
     elif _is_of(given, _PSYCOPG):
-        _within_transaction(given).execute(_insert(table, "%s"), written.values(table))
+        _within_transaction(given).execute(*_statement(written, outbox))
     else:
         raise _unknown(given, "emit_async", (*_ASYNC_ALCHEMY, *_ASYNC_PSYCOPG))
     return written.id
@@ -67,16 +68,16 @@ async def emit_async(
     headers: Mapping[str, str] | None = None,
     *,
     aggregate: str | None = None,
-    table: OutboxTable = DEBEZIUM,
+    outbox: OutboxTable | OutboxMessages = DEBEZIUM,
     encode: Callable[[Any], str] | None = None,
 ) -> uuid.UUID:
     """``emit`` for SQLAlchemy's AsyncSession or AsyncConnection and psycopg's AsyncConnection or AsyncCursor."""
     written = event(type, key, payload, headers, aggregate=aggregate, encode=encode)
     given: Any = session_or_connection
     if _is_of(given, _ASYNC_ALCHEMY):
-        await given.run_sync(_by_sqlalchemy, written, table)
+        await given.run_sync(_by_sqlalchemy, written, outbox)
     elif _is_of(given, _ASYNC_PSYCOPG):
-        await _within_transaction(given).execute(_insert(table, "%s"), written.values(table))
+        await _within_transaction(given).execute(*_statement(written, outbox))
     else:
         raise _unknown(given, "emit", (*_ALCHEMY, *_PSYCOPG))
     return written.id
@@ -116,17 +117,31 @@ def _within_transaction(given: Any) -> Any:
     return connection
 
 
-def _by_sqlalchemy(session_or_connection: Any, written: Event, table: OutboxTable) -> None:
+def _statement(written: Event, outbox: OutboxTable | OutboxMessages) -> tuple[str, tuple[str | bytes | None, ...]]:
+    """What psycopg executes, and its values."""
+    if isinstance(outbox, OutboxMessages):
+        return _emission("%s", "%s"), (outbox.prefix, body_of(written))
+    return _insert(outbox, "%s"), written.values(outbox)
+
+
+def _by_sqlalchemy(session_or_connection: Any, written: Event, outbox: OutboxTable | OutboxMessages) -> None:
     import sqlalchemy
 
     given = session_or_connection
     connection = given if isinstance(given, sqlalchemy.Connection) else given.connection()
     _refuse_autocommit(autocommit=bool(getattr(connection.connection.dbapi_connection, "autocommit", False)))
-    names = [f"p{number}" for number in range(len(table.columns))]
-    insert = _insert(table, *(f":{name}" for name in names))
+    _, values = _statement(written, outbox)
+    names = [f"p{number}" for number in range(len(values))]
+    places = [f":{name}" for name in names]
+    statement = _emission(*places) if isinstance(outbox, OutboxMessages) else _insert(outbox, *places)
     # Without a type of SQLAlchemy's the server takes each value for what its column is: uuid, jsonb, json, text or bytea.
     typed = [sqlalchemy.bindparam(name, type_=sqlalchemy.types.NullType()) for name in names]
-    connection.execute(sqlalchemy.text(insert).bindparams(*typed), dict(zip(names, written.values(table), strict=True)))
+    connection.execute(sqlalchemy.text(statement).bindparams(*typed), dict(zip(names, values, strict=True)))
+
+
+def _emission(prefix: str, body: str) -> str:
+    """``prefix``, ``body``: what stands for each value. The message's bytes are UTF-8, whatever the database's encoding."""
+    return f"select pg_logical_emit_message(true, {prefix}, convert_to({body}, 'UTF8'))"
 
 
 @lru_cache

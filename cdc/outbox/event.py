@@ -53,9 +53,16 @@ class OutboxTable:
         return tuple(name for name in (self.id, self.route, self.key, self.type, self.payload, self.headers) if name is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class OutboxMessages:
+    """No table: events are logical messages under this prefix, as in ``[outbox]`` of ``cdc.toml`` (``cdc.outbox.message``)."""
+
+    prefix: str = "outbox"
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Event:
-    """One row. ``payload`` is JSON's text, or bytes for a column of type bytea."""
+    """One row, or one message. ``payload`` is JSON's text, or bytes for a column of type bytea."""
 
     id: uuid.UUID
     route: str

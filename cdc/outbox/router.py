@@ -17,6 +17,7 @@ Whether the log has an event already is known to whoever asks ``routed`` (``know
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -39,6 +40,8 @@ MAX_NAME_BYTES: Final = 63
 Flags = npt.NDArray[np.bool_]
 _JSON: Final = (pgtypes.JSONB, pgtypes.JSON)
 _PAYLOADS: Final = (*_JSON, pgtypes.TEXT, pgtypes.VARCHAR, pgtypes.BYTEA)
+IDS: Final = (pgtypes.UUID, pgtypes.TEXT, pgtypes.VARCHAR)
+"""The types that hold the ids of messages."""
 
 
 class NoEvents(NamedTuple):
@@ -100,12 +103,14 @@ def routed(batch: pa.RecordBatch, outbox: Outbox, known: Callable[[pa.Array], Fl
     nameless = (indices < 0) | _chosen(indices, [name is None for name in names])
     too_many = _chosen(indices, _beyond(names, outbox, topics))
     keyed = keys.is_valid().to_numpy(zero_copy_only=False)
+    closed = ~nameless & ~too_many & keyed & _take_no_more(asked, outbox)
     refused = [
+        NoEvents("its headers are not an object, beside which a column could be one", int(closed.sum())),
         NoEvents("no topic can have the name that its route makes", int(nameless.sum())),
         NoEvents(f"there would be more than {outbox.topics_max} topics of events (topics_max)", int(too_many.sum())),
         NoEvents("it has no key", int((~nameless & ~too_many & ~keyed).sum())),
     ]
-    good = ~nameless & ~too_many & keyed
+    good = ~nameless & ~too_many & keyed & ~closed
     order = np.cumsum(good) - 1
     batches, places = [], []
     for code, name in enumerate(names):
@@ -145,8 +150,13 @@ def check(table: Table, outbox: Outbox) -> None:
     for name in (columns.id, columns.route, columns.key, columns.type, columns.payload):
         if name not in found:
             raise UnfitTable(f"it has no column {name}")
+    for name in outbox.headers.values():
+        if name not in found:
+            raise UnfitTable(f"it has no column {name}")
     if [column.name for column in table.key] != [columns.id]:
         raise UnfitTable(f"column {columns.id} is not what tells its rows apart")
+    if outbox.prefix and found[columns.id].type_oid not in IDS:
+        raise UnfitTable(f"column {columns.id} is not uuid or text, as the ids of messages under {outbox.prefix} are")
     if found[columns.payload].type_oid not in _PAYLOADS:
         raise UnfitTable(f"column {columns.payload} is not jsonb, json, text or bytea")
     for field, name, types in (("headers", columns.headers, _JSON), ("time", columns.time, (pgtypes.TIMESTAMPTZ,))):
@@ -191,9 +201,31 @@ def _events(rows: pa.RecordBatch, table: Table, outbox: Outbox) -> pa.RecordBatc
     values = [rows.column(columns.id), _texts(rows, columns.key), _texts(rows, columns.type), rows.column(columns.payload)]
     for column, name in zip(table.columns[len(values) :], (columns.headers, columns.time), strict=True):
         values.append(rows.column(name) if name in names else pa.nulls(len(rows), arrow_type(column)))
+    if outbox.headers:
+        values[-2] = _with_columns(values[-2], {header: _texts(rows, name) for header, name in outbox.headers.items()})
     ops = pa.array(np.full(len(rows), int(Op.INSERT), np.int8))
     renamed = _exact(exact, {columns.id: "id", columns.payload: "payload", columns.time: "time"})
     return pa.RecordBatch.from_arrays([position, ops, lsn, ts, renamed, *values], schema=batch_schema(table))
+
+
+def _take_no_more(rows: pa.RecordBatch, outbox: Outbox) -> Flags:
+    """Which rows' headers can take no column beside them."""
+    found = np.zeros(len(rows), np.bool_)
+    if outbox.headers and outbox.columns.headers in rows.schema.names:
+        for row, text in enumerate(rows.column(outbox.columns.headers).to_pylist()):
+            found[row] = text is not None and not text.lstrip().startswith("{")
+    return found
+
+
+def _with_columns(headers: pa.Array, columns: Mapping[str, pa.Array]) -> pa.Array:
+    """Headers (the text of objects) with these columns' values among them."""
+    texts = {name: column.to_pylist() for name, column in columns.items()}
+    made = []
+    for row, text in enumerate(headers.to_pylist()):
+        found = {} if text is None else json.loads(text)
+        more = {name: values[row] for name, values in texts.items() if values[row] is not None}
+        made.append(text if not more else json.dumps({**found, **more}, ensure_ascii=False))
+    return pa.array(made, pa.utf8())
 
 
 def _texts(rows: pa.RecordBatch, name: str) -> pa.Array:

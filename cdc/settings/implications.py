@@ -16,8 +16,9 @@ def with_implied(settings: Settings) -> Settings:
     if outbox is None:
         return settings
     table, source, log = literal(outbox.table), settings.source, settings.log
-    captured = () if matches(source.tables, outbox.table) else (table,)
-    kept = {table: LogTable(cleanup="compact"), outbox.topics: LogTable(cleanup="keep")}
+    captured = () if not outbox.table or matches(source.tables, outbox.table) else (table,)
+    kept = {table: LogTable(cleanup="compact")} if outbox.table else {}
+    kept[outbox.topics] = LogTable(cleanup="keep")
     return settings.model_copy(
         update={
             "source": source.model_copy(update={"tables": (*source.tables, *captured, f"!{outbox.topics}")}),
@@ -31,7 +32,7 @@ def without_table(stores: Mapping[str, StoreOptions], outbox: Outbox) -> dict[st
     """The stores, without the outbox table where none of their patterns names exactly that."""
     found = {}
     for name, options in stores.items():
-        if matches(options.tables, outbox.table) and outbox.table not in named(options.tables):
+        if outbox.table and matches(options.tables, outbox.table) and outbox.table not in named(options.tables):
             held = options.held.model_copy(update={"select": (*options.tables, f"!{literal(outbox.table)}")})
             options = options.model_copy(update={"held": held})
         found[name] = options
@@ -48,7 +49,7 @@ def of_outbox(settings: Settings) -> Iterator[tuple[str, str]]:
     outbox = settings.outbox
     if outbox is None:
         return
-    if f"!{outbox.table}" in settings.source.tables:
+    if outbox.table and f"!{outbox.table}" in settings.source.tables:
         yield f"source.tables takes {outbox.table} out, which is the outbox table", "leave that pattern out"
     for pattern in named(settings.source.tables):
         if matches((outbox.topics,), pattern):

@@ -54,9 +54,15 @@ class OutboxSetup:
             sql.SQL("{} text not null").format(sql.Identifier(columns.type)),
             sql.SQL("{} jsonb").format(sql.Identifier(columns.payload)),
             *([sql.SQL("{} jsonb").format(sql.Identifier(columns.headers))] if columns.headers else []),
+            *(sql.SQL("{} text").format(sql.Identifier(name)) for name in self._of_headers()),
             *([sql.SQL("{} timestamptz not null default now()").format(sql.Identifier(columns.time))] if columns.time else []),
         ]
         return sql.SQL("create table {} (\n  {}\n)").format(sql.Identifier(*self.outbox.parts), sql.SQL(",\n  ").join(parts))
+
+    def _of_headers(self) -> list[str]:
+        """The columns that are headers and nothing else."""
+        own = {getattr(self.outbox.columns, field) for field in type(self.outbox.columns).model_fields}
+        return [name for name in dict.fromkeys(self.outbox.headers.values()) if name not in own]
 
     def usage(self) -> sql.Composed:
         return sql.SQL("grant usage on schema {} to {}").format(sql.Identifier(self.outbox.parts[0]), sql.Identifier(self.role))
@@ -64,7 +70,7 @@ class OutboxSetup:
     @property
     def rights(self) -> tuple[str, ...]:
         """On the table."""
-        return ("select", "delete") if self.outbox.remove else ("select",)
+        return ("select",) if self.outbox.keep_s is None else ("select", "delete")
 
     def grant(self) -> sql.Composed:
         rights = sql.SQL(", ").join(map(sql.SQL, self.rights))
@@ -118,6 +124,8 @@ def refusals(outbox: Outbox, found: Sequence[CatalogTable]) -> Iterator[ConfigEr
             f"outbox.topic: the database has a table {taken.name}, and the topics of events have such names",
             hint='write another topic in [outbox], such as "events.{route}"',
         )
+    if not outbox.table:
+        return
     own = next((table for table in found if table.table.parts == outbox.parts), None)
     if own is None:
         yield ConfigError(f"outbox.table: {outbox.table} does not exist", hint="cdc outbox init")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from cdc.model import pgtypes
 from cdc.model.batch import Op, table_of
 from cdc.model.table import Column, Table
-from cdc.outbox.router import Routed, routed
+from cdc.outbox.router import Routed, UnfitTable, check, routed
 from cdc.settings.outbox import Outbox
 from tests.contract.rows import batch
 
@@ -75,3 +79,32 @@ def test_an_update_that_comes_with_its_insert_is_no_event() -> None:
     made = routed(changes, Outbox(), lambda ids: np.zeros(len(ids), np.bool_), ())
     assert found(made) == {"outbox.a": ["7", "8", "7"]}
     assert made.updated == 1
+
+
+def test_columns_are_headers_beside_those_of_their_own_column() -> None:
+    columns = (
+        *TABLE.columns,
+        Column("headers", pgtypes.JSONB, attnum=6),
+        Column("tenant_id", pgtypes.INT8, attnum=7),
+        Column("on", pgtypes.DATE, attnum=8),
+    )
+    table = replace(TABLE, columns=columns)
+    base = {"id": "1", "aggregatetype": "a", "aggregateid": "k", "type": "t", "payload": "{}"}
+    rows = [
+        {**base, "headers": '{"x": 1.50, "tenant": "old"}', "tenant_id": 7, "on": None},
+        {**base, "headers": None, "tenant_id": None, "on": None},
+        {**base, "headers": None, "tenant_id": 8, "on": "infinity"},
+        {**base, "headers": '["no object"]', "tenant_id": 9, "on": None},
+    ]
+    changes = batch(table, [(Op.INSERT, 1 + at, row) for at, row in enumerate(rows)])
+    outbox = Outbox(headers={"tenant": "tenant_id", "kind": "type", "on": "on"})
+    answer = routed(changes, outbox, lambda ids: np.zeros(len(ids), np.bool_), ())
+    (made,) = answer.batches
+    found = [None if text is None else json.loads(text) for text in made.column("headers").to_pylist()]
+    assert found[0] == {"x": 1.5, "tenant": "7", "kind": "t"}
+    assert found[1] == {"kind": "t"}
+    assert found[2]["tenant"] == "8"
+    assert len(found) == 3
+    assert [one.why for one in answer.refused] == ["its headers are not an object, beside which a column could be one"]
+    with pytest.raises(UnfitTable, match=r"^it has no column tenant_id$"):
+        check(TABLE, outbox)

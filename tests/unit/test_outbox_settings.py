@@ -47,9 +47,40 @@ def test_events_stay_and_rows_that_are_gone_do_not_unless_said(tmp_path: Path) -
     assert said.log.tables["outbox.*"].cleanup == "delete"
 
 
+def test_with_a_prefix_alone_there_is_no_table(tmp_path: Path) -> None:
+    found = loaded(tmp_path, '[outbox]\nprefix = "outbox"\n[stores.a]\nkind = "console"\n')
+    assert found.outbox is not None
+    assert (found.outbox.table, found.source.tables) == ("", ("public.*", "!outbox.*"))
+    assert list(found.log.tables) == ["outbox.*"]
+    both = loaded(tmp_path, '[outbox]\nprefix = "outbox"\ntable = "app.outbox"\n')
+    assert both.outbox is not None
+    assert both.outbox.table == "app.outbox"
+
+
+@pytest.mark.parametrize(("keep", "seconds"), [("", None), ("0s", 0), ("24h", 86_400), ("7d", 604_800), ("90m", 5400)])
+def test_how_long_rows_are_kept(keep: str, seconds: int | None, tmp_path: Path) -> None:
+    found = loaded(tmp_path, f'[outbox]\nkeep = "{keep}"\n')
+    assert found.outbox is not None
+    assert found.outbox.keep_s == seconds
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('[outbox]\nkeep = "1 day"\n', 'outbox.keep: not a time; write such as "24h" or "7d", or "" for ever'),
+        (
+            '[outbox]\nprefix = "outbox"\nheaders = { tenant = "tenant_id" }\n',
+            "outbox: headers are columns of a table, and there is none; a message's body holds its headers",
+        ),
+        ('[outbox]\ntable = ""\n', 'outbox: there is neither a table nor a prefix; write table = "public.outbox"'),
+        (
+            '[outbox]\nprefix = "a b"\n',
+            "outbox.prefix: not the prefix of messages; write at most 63 letters, digits and any of _.-, such as outbox",
+        ),
+        (
+            '[outbox]\nprefix = "headwater.ddl"\n',
+            'outbox.prefix: messages of Headwater\'s own have such prefixes; write another, such as "outbox"',
+        ),
         ('[outbox]\ntable = "outbox"\n', "outbox.table: not a table; write schema.table, such as public.outbox"),
         (
             '[outbox]\ntopic = "{route}"\n',

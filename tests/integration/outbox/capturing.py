@@ -24,7 +24,7 @@ class OutboxCapture(Capture):
     def __init__(self, dsn: str, folder: Path, outbox: Outbox | None = None, **source: Any) -> None:
         super().__init__(dsn, folder, **source)
         # By itself nothing is removed: tests of that say so.
-        chosen = outbox or Outbox(remove=False)
+        chosen = outbox or Outbox(keep="")
         self.settings = with_implied(self.settings.model_copy(update={"outbox": chosen}))
 
     def event_topics(self) -> list[str]:

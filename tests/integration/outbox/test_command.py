@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,9 @@ from typer.testing import CliRunner, Result
 from cdc.commands.app import app
 from cdc.commands.invocation import Invocation
 from cdc.commands.preflight import examine, refuse_unknown
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, Stopped, StopState
 from cdc.ingest import eventremoval
-from cdc.outbox import emit
+from cdc.outbox import OutboxMessages, OutboxTable, emit
 from cdc.settings.file import load
 from sinks import options_model
 from tests.conftest import Database
@@ -139,7 +140,7 @@ def test_without_the_right_to_delete_rows_stay_and_the_status_says_so(postgres: 
         [note] = [line for line in capture.status.notes if "outbox" in line]
         assert note == (
             "rows of public.outbox stay there after their events were taken: cannot delete from public.outbox: permission denied for table outbox"
-            " → cdc outbox init grants the right; or set remove = false in [outbox]"
+            ' → cdc outbox init grants the right; or set keep = "" in [outbox]'
         )
         connection.execute(f"grant delete on outbox to {role}")
         capture.until(lambda: connection.execute("select from outbox").rowcount == 0, "for the rows to be removed")
@@ -175,7 +176,7 @@ def test_a_row_that_somebody_holds_is_removed_later(postgres: Database, tmp_path
 def test_a_snapshot_brings_what_was_captured_before_there_was_an_outbox(postgres: Database, tmp_path: Path) -> None:
     connection = postgres.connect()
     connection.execute(CREATE)
-    path = configuration(tmp_path, postgres, psycopg.conninfo.conninfo_to_dict(postgres.dsn)["user"], "remove = false\n")
+    path = configuration(tmp_path, postgres, psycopg.conninfo.conninfo_to_dict(postgres.dsn)["user"], 'keep = ""\n')
     with connection.transaction():
         before = [str(emit(connection, "order.placed", number, {})) for number in range(20)]
     capture = OutboxCapture(postgres.dsn, tmp_path)
@@ -219,3 +220,109 @@ def test_doctor_and_run_say_what_is_missing(postgres: Database, role: str, tmp_p
 def finding(path: Path) -> tuple[str, str, str | None]:
     [found] = [one for one in examine(Invocation(path), fix=False) if one.check == "outbox"]
     return found.level, found.message, found.hint
+
+
+def test_messages_need_nothing_to_be_made(postgres: Database, role: str, tmp_path: Path) -> None:
+    path = configuration(tmp_path, postgres, role, 'prefix = "outbox"\n')
+    assert cdc(path, "outbox", "init").stdout == "nothing is to be made: events are messages under outbox (docs/outbox.md)\n"
+    assert finding(path) == ("ok", "messages under outbox make topics outbox.*", None)
+    postgres.connect().execute("create table outbox (id int primary key)")
+    refuse_unknown(load(path, options_model))
+
+
+@pytest.mark.parametrize("form", ["table", "messages"])
+def test_events_are_given_again(postgres: Database, tmp_path: Path, form: str) -> None:
+    connection = postgres.connect()
+    connection.execute("create table orders (id int primary key)")
+    user = psycopg.conninfo.conninfo_to_dict(postgres.dsn)["user"]
+    path = configuration(tmp_path, postgres, user, "" if form == "table" else 'prefix = "outbox"\n')
+    assert cdc(path, "outbox", "init").exit_code == 0
+    if form == "table":
+        connection.execute("alter table outbox alter payload type json")
+    to = OutboxTable() if form == "table" else OutboxMessages()
+    payload = '{"b": 1.00,\n "a": []}'
+    capture = OutboxCapture(postgres.dsn, tmp_path)
+    capture.settings = load(path, options_model)
+    with capture.running():
+        capture.until_snapshot_done()
+        with connection.transaction():
+            first = str(emit(connection, "order.placed", 7, payload, {"tenant": "north"}, encode=str, outbox=to))
+            emit(connection, "order.placed", 8, {}, outbox=to)
+        with connection.transaction():
+            last = str(emit(connection, "order.gone", 7, None, outbox=to))
+        capture.until_lsn(wal_end(connection))
+        shown = cdc(path, "outbox", "replay", "outbox.order", "--key", "7")
+        assert shown.exit_code == 0, shown.output
+        one, other = map(json.loads, shown.stdout.splitlines())
+        assert (one["id"], one["key"], one["type"], one["headers"]) == (first, "7", "order.placed", {"tenant": "north"})
+        assert '"payload":{"b": 1.00,  "a": []}' in shown.stdout
+        assert (other["id"], "payload" in other, "headers" in other) == (last, False, False)
+        assert len(cdc(path, "outbox", "replay", "outbox.order", "--from", str(other["position"])).stdout.splitlines()) == 1
+        again = cdc(path, "outbox", "replay", "outbox.order", "--key", "7", "--to", str(other["position"]), "--again")
+        assert again.stdout == "2 events of outbox.order written again\n", again.output
+        capture.until_lsn(wal_end(connection))
+        *_, third, fourth = (values for _, _, values in capture.events("outbox.order"))
+        assert (third["key"], third["type"], third["payload"]) == ("7", "order.placed", payload)
+        assert json.loads(str(third["headers"])) == {"tenant": "north", "replayed-of": first}
+        assert json.loads(str(fourth["headers"])) == {"replayed-of": last}
+        assert fourth["payload"] is None
+        assert len({first, last, third["id"], fourth["id"]}) == 4
+    refused = cdc(path, "outbox", "replay", "public.orders")
+    assert str(refused.exception) == "public.orders is not a topic of events"
+
+
+def test_rows_are_kept_for_as_long_as_was_said_and_columns_are_headers(
+    postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = postgres.connect()
+    more = 'keep = "24h"\nheaders = { tenant = "tenant_id", eventType = "type" }\n'
+    path = configuration(tmp_path, postgres, psycopg.conninfo.conninfo_to_dict(postgres.dsn)["user"], more)
+    made = cdc(path, "outbox", "init")
+    assert '"tenant_id" text' in made.stdout, made.output
+    connection.execute("alter table outbox alter tenant_id set default 'north'")
+    now_us = eventremoval._now_us
+    capture = OutboxCapture(postgres.dsn, tmp_path)
+    capture.settings = load(path, options_model)
+    with capture.running():
+        capture.until_snapshot_done()
+        with connection.transaction():
+            emit(connection, "order.placed", 1, {}, {"traceparent": "00-ab-cd-01"})
+        capture.until_lsn(wal_end(connection))
+        [(_, _, values)] = capture.events("outbox.order")
+        assert json.loads(str(values["headers"])) == {"traceparent": "00-ab-cd-01", "tenant": "north", "eventType": "order.placed"}
+        looked = threading.Event()
+        monkeypatch.setattr(eventremoval, "_now_us", lambda: (looked.set(), now_us())[1])
+        assert looked.wait(60)
+        assert len(held(connection)) == 1
+        monkeypatch.setattr(eventremoval, "_now_us", lambda: now_us() + 25 * 3600 * 10**6)
+        capture.until(lambda: not held(connection), "for the row to be removed")
+
+
+def test_an_update_stops_capture_where_that_was_said(postgres: Database, tmp_path: Path) -> None:
+    connection = postgres.connect()
+    user = psycopg.conninfo.conninfo_to_dict(postgres.dsn)["user"]
+    path = configuration(tmp_path, postgres, user, 'keep = ""\non_update = "stop"\n')
+    assert cdc(path, "outbox", "init").exit_code == 0
+    capture = OutboxCapture(postgres.dsn, tmp_path)
+    capture.settings = load(path, options_model)
+    capture.start()
+    capture.until_snapshot_done()
+    with connection.transaction():
+        id = emit(connection, "order.placed", 1, {})
+    with connection.transaction():
+        connection.execute("update outbox set type = 'another'")
+        emit(connection, "order.placed", 2, {})
+    error = capture.failure()
+    assert isinstance(error, Stopped)
+    assert (error.state, str(error)) == (
+        StopState.OUTBOX_UPDATED,
+        "OUTBOX_UPDATED: a row of public.outbox was changed after its event was taken",
+    )
+    assert capture.ids("outbox.order") == [str(id)]
+    capture.stop()
+    capture.until_released(connection)
+    path.write_text(path.read_text().replace('"stop"', '"ignore"'))
+    capture.settings = load(path, options_model)
+    with capture.running():
+        capture.until_lsn(wal_end(connection))
+        assert len(capture.ids("outbox.order")) == 2

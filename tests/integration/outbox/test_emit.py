@@ -159,11 +159,11 @@ def test_a_table_of_other_names_and_types(connection: psycopg.Connection[Any], e
         'create table app."ev""ents %s:x" ("the id" text primary key, kind text, who text, what text, "pay\\load:""" bytea)'
     )
     with connection.transaction():
-        emit(connection, "order.placed", 1, b"\x00\xff", table=ODD)
+        emit(connection, "order.placed", 1, b"\x00\xff", outbox=ODD)
         with pytest.raises(BadEvent):
-            emit(connection, "order.placed", 1, b"", {"a": "b"}, table=ODD)
+            emit(connection, "order.placed", 1, b"", {"a": "b"}, outbox=ODD)
     with Session(engine) as session:
-        emit(session, "order.placed", 2, b"\x01", table=ODD)
+        emit(session, "order.placed", 2, b"\x01", outbox=ODD)
         session.commit()
     found = connection.execute('select kind, who, what, "pay\\load:""" from app."ev""ents %%s:x" order by who', ()).fetchall()
     assert found == [("order", "1", "order.placed", b"\x00\xff"), ("order", "2", "order.placed", b"\x01")]

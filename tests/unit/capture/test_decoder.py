@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 
 from cdc.capture import decoder as decoding
 from cdc.capture import tuples
+from cdc.capture.authenticity import NOBODYS, Expected
 from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions, Outside
@@ -76,7 +77,7 @@ class Run:
         definitions: Definitions | None = None,
         spools: Spools | None = None,
         prepared: PreparedFiles | None = None,
-        awaits: Callable[[bytes], bool] = lambda _: True,
+        expected: Expected = NOBODYS,
     ) -> None:
         self.held: list[tuple[pa.RecordBatch, Mapping[str, Flags]]] = []
         self.decoder = Decoder(
@@ -86,7 +87,7 @@ class Run:
             durable_lsn,
             spools,
             prepared,
-            awaits=awaits,
+            expected=expected,
         )
         self.groups: list[Group] = []
         self.notices: list[bytes] = []
@@ -262,7 +263,7 @@ FORGED = pytest.mark.parametrize(
 def test_forged_messages_divide_nothing(prefix: str, content: bytes) -> None:
     """Neither groups nor runs of rows: each would cost as much as hundreds of rows."""
     definitions = Definitions(lambda oid: _facts(oid, ()), passwords=["secret"])
-    run = Run(definitions=definitions, awaits=lambda awaited: awaited == b"chunk 1")
+    run = Run(definitions=definitions, expected=Expected(lambda awaited: awaited == b"chunk 1"))
     run.feed(wire.begin(1, 100) + forged(prefix, content) + wire.commit(100, 110) + wire.begin(2, 120) + wire.commit(120, 130))
     assert [group.watermark for group in run.groups] == [None]
     assert sum(len(group.batches) for group in run.groups) == 1

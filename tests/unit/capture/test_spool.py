@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 
 from cdc.capture import decoder as decoding
 from cdc.capture import spool as spooling
+from cdc.capture.authenticity import NOBODYS, Expected
 from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.definitions import Definitions, Outside
 from cdc.capture.preparedfiles import PreparedFiles
@@ -35,13 +36,11 @@ class Connections:
         self.folder = folder
         self._spools: list[Spools] = []
 
-    def run(
-        self, durable_lsn: int = 0, definitions: Definitions | None = None, awaits: Callable[[bytes], bool] = lambda _: True
-    ) -> Run:
+    def run(self, durable_lsn: int = 0, definitions: Definitions | None = None, expected: Expected = NOBODYS) -> Run:
         spools, prepared = Spools(self.folder), PreparedFiles(self.folder)
         prepared.settle(durable_lsn)
         self._spools.append(spools)
-        return Run(durable_lsn, definitions=definitions, spools=spools, prepared=prepared, awaits=awaits)
+        return Run(durable_lsn, definitions=definitions, spools=spools, prepared=prepared, expected=expected)
 
     def close(self) -> None:
         for spools in self._spools:
@@ -661,7 +660,7 @@ def test_a_definition_under_which_no_row_comes_is_not_told_however_it_came(conne
 
 @FORGED
 def test_forged_messages_divide_nothing_in_a_streamed_transaction(connections: Connections, prefix: str, content: bytes) -> None:
-    run = connections.run(awaits=lambda awaited: awaited == b"chunk 1")
+    run = connections.run(expected=Expected(lambda awaited: awaited == b"chunk 1"))
     run.feed(wire.stream(700, forged(prefix, content)) + wire.stream_commit(700, 100, 110))
     assert [group.watermark for group in run.groups] == [None] * len(run.groups)
     assert sum(len(group.batches) for group in run.groups) == 1
