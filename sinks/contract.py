@@ -266,6 +266,15 @@ class Expiring(Protocol):
         ...
 
 
+@runtime_checkable
+class Helped(Protocol):
+    """A sink that asks another process of ours for what it reads."""
+
+    def helped_s(self) -> float:
+        """CPU time that the process has used so far for the thread that asks, in seconds. Raises nothing: 0 where that process is not there (any more)."""
+        ...
+
+
 def audit_schema(schema: TopicSchema) -> pa.Schema:
     """All of the topic's fields as the text that Postgres gives under the pinned settings; NULL is SQL NULL."""
     return pa.schema([pa.field(name, pa.utf8()) for name in schema.names])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -39,6 +41,17 @@ class Budget:
         self.rest()
         if self._stop.wait(seconds):
             raise Interrupted
+
+    @contextmanager
+    def counting(self, helped_s: Callable[[], float] | None) -> Iterator[None]:
+        """Counts what another process uses inside for this thread, too: it is rested for afterwards. ``helped_s``: gives how much that is so far; None:
+        no other process helps."""
+        before = 0.0 if helped_s is None else helped_s()
+        try:
+            yield
+        finally:
+            if helped_s is not None:
+                self._owed_s += max(0.0, helped_s() - before) * self._times
 
     def _used_s(self) -> float:
         """CPU time since it was asked last."""

@@ -32,7 +32,7 @@ from cdc.state import auditstate, rebuilds, status
 from cdc.state.approvals import approved
 from cdc.state.auditstate import AuditStanding, TableStanding, TableWork
 from sinks import make_sink, traits_of
-from sinks.contract import Sink
+from sinks.contract import Helped, Sink
 
 RANGE_ROWS: Final = 4_000_000
 """What is kept of a range's rows while it is compared takes about 50 bytes each, in files without names, on both sides."""
@@ -47,9 +47,8 @@ _log = structlog.get_logger("audit")
 
 
 def compares(options: StoreOptions) -> bool:
-    """Whether a store of these options is compared continuously: one that keeps rows, and takes no Spark to read."""
-    traits = traits_of(options)
-    return not traits.needs_spark and traits.keeps_rows
+    """Whether a store of these options is compared continuously: one that keeps rows."""
+    return traits_of(options).keeps_rows
 
 
 @dataclass(slots=True)
@@ -246,10 +245,8 @@ class StoreRound:
         log = held_log(self._reader, name, known.options, settings.log.dir)
         rules = rules_of(name, known.options, settings.contracts, settings.run_dir)
         sink: Sink = make_sink(name, known.options)
-        try:
+        with closing(sink), self._budget.counting(sink.helped_s if isinstance(sink, Helped) else None):
             yield OpenedStore(sink, log, rules, log.opened(sink), self._budget)
-        finally:
-            sink.close()
 
     def _reached(self, one: TableStanding, work: TableWork, share: float) -> None:
         now = time.monotonic()

@@ -226,10 +226,9 @@ class Audit(Strict):
     """``[audit]``: the comparison of stores with the log that goes on while the daemon runs."""
 
     continuous: bool = True
-    """Every cache and search index is compared with what the log says that it holds, one table after the other, again and again. A warehouse, whose
-    files may be merged before a slow reader has come to them, is compared by `cdc audit` alone."""
+    """Every store is compared with what the log says that it holds, one table after the other, again and again."""
     core_share: float = Field(0.05, gt=0, le=1)
-    """The most of one core that this takes, in CPU time."""
+    """The most of one core that this takes, in CPU time: of a warehouse also what it asks the JVM for."""
     pause_s: float = Field(600.0, ge=0)
     """So long after the start, and after all tables of a store have been compared, they are compared again."""
 

@@ -235,7 +235,9 @@ class IcebergTable:
     def _files(self) -> list[tuple[DataFile, Vector | None]]:
         found = []
         with errors("list a table's files"):
-            tasks = self._java.newScan().planFiles()
+            tasks = (
+                self._java.newScan().planWith(self._use.directly).planFiles()
+            )  # on this thread's own in the JVM, where it is counted
             try:
                 listed = self._use.values.lists.newArrayList(tasks)
                 for task in (listed.get(number) for number in range(listed.size())):

@@ -113,11 +113,12 @@ def _selected(
             yield batch.take(pa.array(np.flatnonzero(mask)[low:high]))
 
 
-def read(path: str, fields: Sequence[IcebergField], lineage: Sequence[pa.Field] = ()) -> pa.Table:
-    """The file's rows with these columns, found by field id; a column that the file does not have is NULL."""
+def read(path: str, fields: Sequence[IcebergField], lineage: Sequence[pa.Field] = (), *, threads: bool = True) -> pa.Table:
+    """The file's rows with these columns, found by field id; a column that the file does not have is NULL. ``threads``: of Arrow's pool, whose time is
+    nobody's, help with it."""
     with reading(path):
         file = _OpenedFile.at(path, [*arrow_schema(fields), *lineage])
-        return file.shaped(file.parquet.read(columns=file.present))
+        return file.shaped(file.parquet.read(columns=file.present, use_threads=threads))
 
 
 def pieces(path: str, fields: Sequence[IcebergField], rows: int) -> Iterator[pa.Table]:

@@ -134,6 +134,11 @@ class TablePlace:
     def name(self) -> str:
         return self.iceberg.name
 
+    @property
+    def _writes(self) -> bool:
+        """An audit, which only reads, keeps to its own thread: its time is counted."""
+        return bool(self.folder.writer)
+
     def check(self) -> None:
         """Raises StoreError when the table is gone, or was set back, replaced or brought further by another since."""
         if self.iceberg.changed():
@@ -396,11 +401,9 @@ class TablePlace:
     def gone(self, live: Live) -> Int64s:
         if live.gone is not None:
             return live.gone
+        gone = positions_of(live.vector)
         if live.vector is None:
-            return _NONE_GONE
-        with reading(live.vector.path), Path(live.vector.path).open("rb") as file:
-            file.seek(live.vector.offset)
-            gone = decode(file.read(live.vector.length))
+            return gone
         self._live[live.file.path] = Live(live.file, live.vector, gone)
         return gone
 
@@ -433,7 +436,8 @@ class TablePlace:
             return cached
         fields = {name: self._key_field(name, schema) for name in plan.names}
         exact = next(field for field in self._fields if field.name == EXACT)
-        rows = datafiles.read(path, [*fields.values(), *(() if plan.numeric or plan.plain else (exact,))])
+        wanted = [*fields.values(), *(() if plan.numeric or plan.plain else (exact,))]
+        rows = datafiles.read(path, wanted, threads=self._writes)
 
         def column(name: str) -> pa.Array:
             values = rows.column(EXACT if name == EXACT else fields[name].name).combine_chunks()
@@ -447,8 +451,17 @@ class TablePlace:
         """These rows of a file, those deleted left out, as ``sinks.contract.audit_schema(schema)``."""
         names = {*labels(schema).values(), EXACT}
         kept = np.setdiff1d(positions, self.gone(self.live()[path]))
-        rows = datafiles.read(path, [field for field in self._fields if field.name in names])
+        rows = datafiles.read(path, [field for field in self._fields if field.name in names], threads=self._writes)
         return to_text(rows.take(pa.array(kept)), schema)
+
+
+def positions_of(vector: Vector | None) -> Int64s:
+    """The positions of the rows that are gone, rising."""
+    if vector is None:
+        return _NONE_GONE
+    with reading(vector.path), Path(vector.path).open("rb") as file:
+        file.seek(vector.offset)
+        return decode(file.read(vector.length))
 
 
 def _marked(table: IcebergTable) -> Mark:

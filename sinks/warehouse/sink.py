@@ -28,7 +28,7 @@ from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, Outcome, Shape, TopicAsOf, Traits, audit_schema
 from sinks.generations import HeldWatch
 from sinks.render.rowtext import row_text
-from sinks.sparksession import spark_session
+from sinks.sparksession import jvm_thread_s, spark_session
 from sinks.warehouse.catalog import Catalog
 from sinks.warehouse.columns import labels
 from sinks.warehouse.erasure import erase
@@ -335,7 +335,7 @@ class Warehouse:
         place = self._opened()[2].newest(schema)
         if place is not None:
             with _disk_errors("read", partial(refuse_missing, place)):
-                yield from live_rows(place, schema)
+                yield from live_rows(place, schema, self._scratch)
 
     def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
         tables = self._opened()[2]
@@ -350,6 +350,9 @@ class Warehouse:
         return (
             pa.concat_tables(found).combine_chunks().to_batches(max_chunksize=None)[0] if any(map(len, found)) else _empty(schema)
         )
+
+    def helped_s(self) -> float:
+        return jvm_thread_s()
 
     def close(self) -> None:
         self._parts.close()

@@ -457,6 +457,44 @@ class CacheKeys:
         self._client.delete(f"{self._prefix}:{key}")
 
 
+class Lake:
+    """The same of a warehouse, in the SQL of whoever has it open in Spark."""
+
+    def __init__(self, spark: Any, folder: Path) -> None:
+        self.options: dict[str, Any] = {"kind": "iceberg", "path": folder}
+        self._spark, catalog = spark, f"lake_{folder.parent.name.replace('-', '_')}"
+        for key, value in {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hadoop", ".warehouse": folder}.items():
+            spark.conf.set(f"spark.sql.catalog.{catalog}{key}", str(value))
+        spark.conf.set(f"spark.sql.catalog.{catalog}.cache-enabled", "false")
+        self._table = f"{catalog}.public.t"
+        use_session(lambda: spark)
+
+    def read(self, key: int) -> dict[str, Any]:
+        (found,) = self._spark.sql(f"select * from {self._table} where id = {key}").collect()
+        row: dict[str, Any] = found.asDict()
+        return row
+
+    def write(self, key: int, value: dict[str, Any]) -> None:
+        self.remove(key)
+        columns = self._spark.table(self._table).schema
+        self._past_others(lambda: self._spark.createDataFrame([value], columns).writeTo(self._table).append())
+
+    def remove(self, key: int) -> None:
+        self._past_others(lambda: self._spark.sql(f"delete from {self._table} where id = {key}"))
+
+    def _past_others(self, commit: Callable[[], object]) -> None:
+        """Again where the follower was faster: Iceberg's own commits do not try again in our tables."""
+        for _ in range(100):
+            try:
+                commit()
+            except Exception as error:
+                if "Commit" not in str(error) and "Validation" not in str(error):
+                    raise
+            else:
+                return
+        raise AssertionError("the follower is always faster")
+
+
 class Index:
     """The same of an index."""
 

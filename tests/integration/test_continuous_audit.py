@@ -29,7 +29,7 @@ from cdc.state.auditstate import AuditStanding
 from snapshots.requests import Request, Requests
 from tests.conftest import Database
 from tests.integration.pipeline import service, settings_of
-from tests.integration.test_audit import ROWS, CacheKeys, Index, source  # noqa: F401 (source is a fixture)
+from tests.integration.test_audit import ROWS, CacheKeys, Index, Lake, source  # noqa: F401 (source is a fixture)
 from tests.waiting import until
 
 WITHIN_S = 240
@@ -134,14 +134,22 @@ def again(settings: Settings, *keys: int) -> None:
         "redis",
         "redis-hash",
         pytest.param("opensearch", marks=[pytest.mark.opensearch, pytest.mark.xdist_group("opensearch")]),
+        pytest.param("warehouse", marks=[pytest.mark.faults, pytest.mark.spark, pytest.mark.xdist_group("spark")]),
     ],
 )
 @pytest.mark.usefixtures("source")
 def test_every_kind_of_drift_is_found_and_named_and_goes_with_its_repair(
     postgres: Database, tmp_path: Path, where: str, request: pytest.FixtureRequest, seed: int
 ) -> None:
-    fixture = request.getfixturevalue("opensearch" if where == "opensearch" else "valkey")
-    store: CacheKeys | Index = Index(fixture) if where == "opensearch" else CacheKeys(fixture, hashes=where == "redis-hash")
+    fixture = request.getfixturevalue({"opensearch": "opensearch", "warehouse": "spark"}.get(where, "valkey"))
+    store: CacheKeys | Index | Lake
+    match where:
+        case "opensearch":
+            store = Index(fixture)
+        case "warehouse":
+            store = Lake(fixture, tmp_path / "warehouse")
+        case _:
+            store = CacheKeys(fixture, hashes=where == "redis-hash")
     settings = eager(postgres, tmp_path, {"copy": store.options})
     with service(settings), auditing(settings), traffic(postgres.dsn, seed):
         # Before, while the rows come, it is whole with fewer.

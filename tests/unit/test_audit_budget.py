@@ -34,6 +34,25 @@ def test_a_share_of_a_core_is_not_passed(helped: bool) -> None:
     assert used >= 40 * PIECE_S
 
 
+def test_what_another_process_does_for_it_counts() -> None:
+    """0.01 s at a share of a fifth: 0.04 s of rest."""
+    helped, rests = iter([5.0, 5.01]), []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            rests.append(timeout or 0.0)
+            return False
+
+    budget = Budget(SHARE, Stop())
+    with pytest.raises(ZeroDivisionError), budget.counting(lambda: next(helped)):
+        raise ZeroDivisionError
+    with budget.counting(None):
+        pass
+    spent = spend(0.001)
+    budget.rest()
+    assert sum(rests) >= 0.04 + 4 * spent
+
+
 def test_a_whole_core_never_rests() -> None:
     budget = Budget(1.0, threading.Event())
     spend(0.1)
