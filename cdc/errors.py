@@ -27,6 +27,7 @@ class StopState(StrEnum):
     SCHEMA_PAUSED = "SCHEMA_PAUSED"
     CONTRACT_BROKEN = "CONTRACT_BROKEN"
     INBOX_CONFLICT = "INBOX_CONFLICT"
+    RECEIVER_GONE = "RECEIVER_GONE"
 
 
 class HeadwaterError(Exception):

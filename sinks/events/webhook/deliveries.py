@@ -134,6 +134,8 @@ class Deliveries:
         self._flying: list[Request] = []
         self._letters: dict[At, _Queue] = {}
         self._count = 0
+        self.bytes = 0
+        """Of the bodies of all that are here."""
 
     # --- what there is -----------------------------------------------------------------------------------------------------------
 
@@ -172,6 +174,10 @@ class Deliveries:
             return not any(request.failed == 0 for request in self._flying)
         return not self._ready and all(request.failed for request in self._flying)
 
+    def asking(self, now: float) -> bool:
+        """Whether the receiver is down and is just being asked, or is about to be, if it is back."""
+        return self.health.down and (bool(self._flying) or self.health.ask_at <= now)
+
     # --- events come -------------------------------------------------------------------------------------------------------------
 
     def add(self, events: Iterable[Outgoing]) -> None:
@@ -180,15 +186,16 @@ class Deliveries:
             queue = self._queues.setdefault(event.queue, _Queue(event.queue))
             queue.events.append(event)
             self._count += 1
+            self.bytes += len(event.body)
             self._list(queue)
 
     def restore(self, requests: Iterable[Request], letters: Iterable[tuple[At, str]]) -> None:
         """What ``failing`` and ``letters`` were when these events were here before, in another process."""
         heads = {queue.events[0].at: queue for queue in self._queues.values() if queue.events}
         for at, reason in letters:
-            if (queue := heads.get(at)) is not None and queue.letter is None:
-                self._unlist(queue)
-                self._set_aside(queue, reason)
+            if (head := heads.get(at)) is not None and head.letter is None:
+                self._unlist(head)
+                self._set_aside(head, reason)
         for request in requests:
             queues = [self._queues.get(name) for name in dict.fromkeys(one.queue for one in request.events)]
             if all(queue is not None and queue.request is None and queue.letter is None for queue in queues):
@@ -328,8 +335,8 @@ class Deliveries:
         for event in request.events:
             self._pop(self._queues[event.queue])
         for name in dict.fromkeys(event.queue for event in request.events):
-            if (queue := self._queues.get(name)) is not None:
-                self._list(queue)
+            if (left := self._queues.get(name)) is not None:
+                self._list(left)
 
     def _refused(self, request: Request, reason: str) -> None:
         queues = self._left(request)
@@ -377,7 +384,7 @@ class Deliveries:
         self._letters[queue.events[0].at] = queue
 
     def _pop(self, queue: _Queue) -> None:
-        queue.events.popleft()
+        self.bytes -= len(queue.events.popleft().body)
         self._count -= 1
         if not queue.events:
             del self._queues[queue.name]
