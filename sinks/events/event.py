@@ -17,6 +17,7 @@ EVENTS: Final = pa.schema(
         pa.field("type", pa.utf8(), nullable=False),
         pa.field("id", pa.utf8(), nullable=False),
         pa.field("key", pa.utf8()),
+        pa.field("group", pa.utf8()),
         pa.field("body", pa.large_binary()),
         pa.field("headers", pa.utf8()),
         pa.field("time", pa.timestamp("us", tz="UTC")),
@@ -32,6 +33,7 @@ EVENTS: Final = pa.schema(
 ``type``      what kind of event it is: as the application says, else ``TOPIC.OP``
 ``id``        the same however often the event is delivered: the application's, else ``TOPIC:POSITION``
 ``key``       what it is about: as the application says, else the row's key as text; NULL of a change of the table as a whole
+``group``     what order is kept by: the key, or what ``order_by`` says; NULL where there is none, or none is asked for
 ``body``      as ``body`` in the options says; NULL where the application wrote none
 ``headers``   the application's, the text of a JSON object; NULL where there are none
 ``time``      of the commit

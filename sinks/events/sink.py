@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NoReturn, Protocol
+from typing import Final, NoReturn, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
-from cdc.errors import ConfigError, PositionGone, StoreError
+from cdc.errors import ConfigError, PositionGone, Stopped, StoreError
 from cdc.log.contract import COMES_WITH_CAPTURE, LogReader, selected
 from cdc.model.batch import OP, POSITION, Op, first_position, topic_schema
 from cdc.model.evolution import topic_change_of
@@ -26,12 +26,15 @@ from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, TopicAsOf, Traits
 from sinks.events.event import Events
 from sinks.events.options import EventOptions
-from sinks.events.rendering import body_of, events_of, holds_events
+from sinks.events.rendering import EventForm, body_of, events_of, holds_events
 from sinks.events.standing import EventStanding
 from sinks.events.waiting import WaitingEvents
 from sinks.followedlog import Followed
 from sinks.render.choices import Choices
 
+_ANEW: Final = (
+    "put the right copy back; or give the store another name, and its events another place to go, with which it begins anew"
+)
 TRAITS = Traits(sequenced=True, staged=True, events=True)
 
 
@@ -133,7 +136,7 @@ class EventSink:
     def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
         schema = topic_schema(rows.schema)
         self._check(schema)
-        for event in events_of(rows, self.options.body, self._choices.style(schema)).rows.to_pylist():
+        for event in events_of(rows, self._form(schema)).rows.to_pylist():
             shown = {name: event[name] for name in ("topic", "type", "id", "key", "headers") if event[name] is not None}
             yield shown | {"body": (event["body"] or b"").decode(errors="replace")}
 
@@ -149,12 +152,12 @@ class EventSink:
         if (change := topic_change_of(changes)) is not None:
             self._shapes[change.schema.topic] = Shape(change.schema, Position(first_position(changes)))
             return Outcome(1)  # what comes behind it says by itself under which definition it is
-        schema = topic_schema(changes.schema)
+        schema = topic_schema(changes.schema)  # with the column of old rows, or without
         reach = max(self.held(schema.topic), self._waiting.reach(schema.topic))
         fresh = changes.slice(int(np.searchsorted(changes.column(POSITION).to_numpy(), reach, side="right")))
         meant = fresh if self.options.delivers_reads else _without_reads(fresh)
         if len(meant):
-            self._waiting.add(schema.topic, events_of(meant, self.options.body, self._choices.style(schema)))
+            self._waiting.add(schema.topic, events_of(meant, self._form(schema)))
         return Outcome(len(fresh), stale=len(changes) - len(fresh))
 
     def commit(self, cut: Cut) -> None:
@@ -202,8 +205,11 @@ class EventSink:
     def _refuse_others(self, log: LogReader, lineage: Lineage, standing: EventStanding) -> None:
         """Raises Stopped where the log is not the one whose events were delivered, or has no longer all that come next."""
         where = f"store {self.name}"
-        believed(standing.mark, lineage, where)
-        believed(Mark(standing.log, standing.history, replace(standing.cut, position=standing.progress)), lineage, where)
+        furthest = replace(standing.cut, position=standing.progress)
+        try:
+            believed(Mark(standing.log, standing.history, furthest), lineage, where)
+        except Stopped as stopped:
+            raise Stopped(stopped.state, str(stopped).removeprefix(f"{stopped.state}: "), hint=_ANEW) from None
         if standing.cut.position == START:
             return  # it begins with what there is
         for topic in selected(log, self.options.tables):
@@ -211,15 +217,25 @@ class EventSink:
                 raise PositionGone(
                     f"{where} has delivered {topic.name} up to position {standing.progress}; changes of it before position "
                     f"{topic.clean_from} that came next are gone from the log",
-                    hint="give the store another name, with which it begins anew",
+                    hint=_ANEW,
                 )
 
     def _check(self, schema: TopicSchema) -> None:
+        for name in self.options.order_by:
+            if name not in schema.names:
+                raise ConfigError(
+                    f"stores.{self.name}.order_by: the store has no column {name} of {schema.topic}",
+                    hint=f"leave {schema.topic} out of stores.{self.name}.tables, or order by columns that all of them have",
+                )
         if body_of(schema, self.options.body) == "payload" and not holds_events(schema):
             raise ConfigError(
                 f'stores.{self.name}.body: "payload" is what an application wrote as an event, and {schema.topic} is a table',
                 hint=f'body = "change", or leave {schema.topic} out of stores.{self.name}.tables',
             )
+
+    def _form(self, schema: TopicSchema) -> EventForm:
+        options = self.options
+        return EventForm(self._choices.style(schema), options.body, options.order == "key", options.order_by)
 
     def _writer(self) -> EventStanding:
         if self._known is None or not self._followed.begun:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from cdc.settings.models import StoreOptions
 from sinks.contract import EpochPassed
 from sinks.events.redisstream import Options, channel, make
 from sinks.events.sink import EventSink
-from tests.contract.rows import ORDERS, PAIRS, batch, order
+from tests.contract.rows import ORDERS, PAIRS, batch, order, replacing
 from tests.logs import LooseLog, cut
 
 PLACED = Table(
@@ -214,3 +215,92 @@ def rows_schema() -> Any:
     from cdc.model.topic import TopicSchema
 
     return TopicSchema.of(ORDERS)
+
+
+PENDING = "op = 'update' AND changed(status) AND old.status = 'pending'"
+
+
+def test_only_changes_that_the_condition_is_true_of_are_events(stage: Stage) -> None:
+    stage.put(
+        batch(
+            ORDERS,
+            [
+                (Op.INSERT, 1, order(1, "pending")),
+                (Op.UPDATE, 2, order(1, "pending", note="seen")),
+                (Op.UPDATE, 3, order(1, "paid")),
+                (Op.UPDATE, 4, order(1, "sent")),
+                (Op.INSERT, 5, order(2, None)),
+                (Op.UPDATE, 6, order(2, "paid")),
+                (Op.DELETE, 7, {"id": "1"}),
+            ],
+        )
+    )
+    stage.follow(begin="start", when=PENDING)
+    [(place, paid)] = stage.entries("public.orders")
+    body = json.loads(paid["body"])
+    assert (place, body["before"]["status"], body["after"]["status"]) == ("3-0", "pending", "paid")
+    stage.put(batch(ORDERS, [(Op.UPDATE, 8, order(2, "pending"))]), batch(ORDERS, [(Op.UPDATE, 9, order(2, "gone"))]))
+    stage.follow(begin="start", when=PENDING)
+    assert [place for place, _ in stage.entries("public.orders")] == ["3-0", "9-0"]
+
+
+def test_each_table_may_have_a_condition_of_its_own(stage: Stage) -> None:
+    stage.put(
+        batch(ORDERS, [(Op.INSERT, 1, order(1)), (Op.DELETE, 2, {"id": "1"}), (Op.TRUNCATE, 3, {})][:2]),
+        batch(ORDERS, [(Op.TRUNCATE, 3, {})]),
+        batch(PAIRS, [(Op.INSERT, 4, {"a": "x", "b": "y", "v": "1"}), (Op.DELETE, 5, {"a": "x", "b": "y"})]),
+    )
+    tables = {"select": ["public.*"], "public.pairs": {"when": "op = 'delete' AND old.v = '1'"}}
+    stage.follow(begin="start", stream="all", when="op IN ('delete', 'truncate')", tables=tables)
+    assert [(fields["topic"], fields["op"]) for _, fields in stage.entries("all")] == [
+        ("public.orders", "delete"),
+        ("public.orders", "truncate"),
+        ("public.pairs", "delete"),
+    ]
+
+
+def test_old_rows_that_the_database_sends_are_used(stage: Stage) -> None:
+    full = replace(ORDERS, identity="f")
+    changes = batch(full, [(Op.UPDATE, 1, order(1, "paid")), (Op.DELETE, 2, {"id": "1"})])
+    stage.put(replacing(changes, full, [order(1, "pending", amount="9.99"), order(1, "paid")]))
+    stage.follow(begin="start", when="changed(status) OR old.status = 'paid'")
+    bodies = [json.loads(fields["body"]) for _, fields in stage.entries("public.orders")]
+    assert [one["before"] and one["before"]["status"] for one in bodies] == ["pending", "paid"]
+    assert bodies[0]["before"]["amount"] == 9.99
+
+
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [
+        ("changed(stat)", "column changed.stat does not exist"),
+        ("old.status = now()", "now"),
+        ("changed(upper(status))", "changed takes the names of columns"),
+        ("status", "a condition is boolean"),
+    ],
+)
+def test_a_condition_that_is_none_is_refused(stage: Stage, when: str, said: str) -> None:
+    stage.put(batch(ORDERS, [(Op.INSERT, 1, order(1))]))
+    status = stage.follow(begin="start", when=when).status
+    assert status.stop == StopState.STORE_REFUSES
+    assert said in str(status.error)
+
+
+def test_events_as_cloudevents(stage: Stage) -> None:
+    stage.put(
+        batch(PLACED, [(Op.INSERT, 1, placed(1, '{"a": 1.0}')), (Op.INSERT, 2, placed(2, None))]),
+        batch(ORDERS, [(Op.INSERT, 3, order(7))]),
+    )
+    stage.follow(begin="start", stream="all", body="cloudevents")
+    bodies = [json.loads(fields["body"]) for _, fields in stage.entries("all")]
+    assert bodies[0] == {
+        "specversion": "1.0",
+        "id": placed(1, None)["id"],
+        "source": "/outbox.order",
+        "type": "order.placed",
+        "subject": "7",
+        "time": "2023-11-14T22:13:20Z",
+        "data": {"a": 1.0},
+    }
+    assert "data" not in bodies[1]
+    assert (bodies[2]["id"], bodies[2]["type"], bodies[2]["subject"]) == ("public.orders:3", "public.orders.insert", "7")
+    assert bodies[2]["data"]["after"]["status"] == "new"

@@ -1,7 +1,7 @@
 """The way of events to a webhook's receiver, with what we keep of it in a file.
 
 ``deliver`` hands events over to the courier's threads and waits until each of them was taken, or has failed once, or stands behind one that has: those go on being
-tried while the log is read on, and are among ``Kept.waiting`` until they were taken. So a key that fails holds up neither the others nor the cut. That is
+tried while the log is read on, and are among ``KeptDeliveries.waiting`` until they were taken. So a key that fails holds up neither the others nor the cut. That is
 bounded by ``WAITING_MAX`` and ``staged_bytes``: beyond, the store waits.
 """
 
@@ -25,8 +25,8 @@ from sinks.events.event import Events
 from sinks.events.standing import EventStanding
 from sinks.events.webhook.address import PLACES, Unaddressed
 from sinks.events.webhook.courier import Courier
-from sinks.events.webhook.deliveries import At, Deliveries, Outgoing, Request, Rules
-from sinks.events.webhook.kept import Kept, KeptFile, Tried, Waiting
+from sinks.events.webhook.deliveries import At, Deliveries, Outgoing, Request, RequestRules
+from sinks.events.webhook.kept import KeptDeliveries, KeptFile, Tried, Waiting
 from sinks.events.webhook.options import Options
 from sinks.events.webhook.receiver import Receiver
 from sinks.events.webhook.verdict import Fate, Verdict, silent
@@ -76,8 +76,8 @@ class WebhookChannel:
         if found is not None and found.standing.epoch > standing.epoch:
             raise EpochPassed(self._store, found.standing.epoch)
         if not self._goes_on(found, standing):
-            kept = found or Kept(standing)
-            deliveries = Deliveries(Rules(self._options.retry, self._options.batch), random.Random())
+            kept = found or KeptDeliveries(standing)
+            deliveries = Deliveries(RequestRules(self._options.retry, self._options.batch), random.Random())
             self._courier = Courier(f"webhook-{self._store}", deliveries, self._post, self._options.in_flight, self._clock)
             self._letters = Letters(self._store, kept.letters)
             self._lacking, self._handed = kept.waiting, kept.standing.progress
@@ -89,7 +89,7 @@ class WebhookChannel:
             self._receiver = Receiver(self._options)
         self._file.write(replace(kept, standing=replace(standing, progress=max(standing.progress, self._handed))))
 
-    def _goes_on(self, found: Kept | None, standing: EventStanding) -> bool:
+    def _goes_on(self, found: KeptDeliveries | None, standing: EventStanding) -> bool:
         """Whether what is known here still counts: nobody else has written the file since. One that was merely removed is written again."""
         if self._courier is None or self._file.kept is None or self._lacking:
             return False
@@ -112,7 +112,7 @@ class WebhookChannel:
                 self._lacking = ()
         self._begun.start()
 
-    def _restore(self, deliveries: Deliveries, kept: Kept, found: Sequence[Outgoing]) -> None:
+    def _restore(self, deliveries: Deliveries, kept: KeptDeliveries, found: Sequence[Outgoing]) -> None:
         here = {one.at: one for one in found}
         for lost in [one for one in kept.waiting if (one.topic, one.position) not in here]:
             gone = Outgoing(lost.topic, lost.position, f"{lost.topic}:{lost.position}", f"@{lost.position}", "", b"", _GONE)
@@ -230,7 +230,7 @@ class WebhookChannel:
         return silent("the store was closed") if receiver is None else receiver.post(request)
 
     def _outgoing(self, events: Iterable[Events]) -> list[Outgoing]:
-        address, in_order = self._options.address, self._options.order == "key"
+        address = self._options.address
         found = []
         for one in events:
             for event in one.rows.to_pylist():
@@ -239,8 +239,8 @@ class WebhookChannel:
                     target = address.target({place: event[place] for place in PLACES})
                 except Unaddressed as error:
                     why = str(error)
-                # Events without a key, such as a TRUNCATE, have a queue of their own.
-                queue = f"{event['topic']}\n{event['key']}" if in_order else f"@{event['position']}"
+                group = event["group"]  # a TRUNCATE has none: nothing waits for it
+                queue = f"@{event['position']}" if group is None else f"{event['topic']}\n{group}"
                 body = event["body"] or b""
                 found.append(Outgoing(event["topic"], event["position"], event["id"], queue, target, body, why))
         return found
@@ -309,14 +309,14 @@ class WebhookChannel:
         self._handed = kept.standing.progress
         self._saved_at = self._clock.monotonic()
 
-    def _as_it_is(self, standing: EventStanding) -> Kept:
+    def _as_it_is(self, standing: EventStanding) -> KeptDeliveries:
         past_s = self._past_s
         with self._begun.held() as deliveries:
             requests = deliveries.failing
             carried = {one.at: number for number, request in enumerate(requests) for one in request.events}
             events = sorted((one.at for one in deliveries.events), key=lambda at: at[1])
             self._note_letters(deliveries.letters)
-        return Kept(
+        return KeptDeliveries(
             standing,
             tuple(Waiting(*at, carried.get(at, -1)) for at in events),
             tuple(Tried(one.failed, round(one.since + past_s, 3), round(one.due + past_s, 3)) for one in requests),

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from sinks.events.webhook.retrying import Retry
+from sinks.events.webhook.retries import Retry
 from sinks.events.webhook.verdict import Fate, Verdict
 
 DOWN_AFTER: Final = 4
@@ -93,7 +93,7 @@ class _Queue:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RequestRules:
     """``batch``: the most events of a request."""
 
     retry: Retry
@@ -102,7 +102,7 @@ class Rules:
 
 @dataclass(slots=True)
 class Health:
-    """What the last answers say of the receiver as a whole."""
+    """The receiver as a whole, as its last answers show it."""
 
     silences: int = 0
     """Attempts in a row that nobody answered."""
@@ -123,7 +123,7 @@ class Health:
 class Deliveries:
     """Not thread-safe."""
 
-    def __init__(self, rules: Rules, chance: random.Random) -> None:
+    def __init__(self, rules: RequestRules, chance: random.Random) -> None:
         self.health = Health()
         self._rules = rules
         self._chance = chance
@@ -190,7 +190,7 @@ class Deliveries:
             self._list(queue)
 
     def restore(self, requests: Iterable[Request], letters: Iterable[tuple[At, str]]) -> None:
-        """What ``failing`` and ``letters`` were when these events were here before, in another process."""
+        """Goes on from what ``failing`` and ``letters`` were when these events were here before, in another process."""
         heads = {queue.events[0].at: queue for queue in self._queues.values() if queue.events}
         for at, reason in letters:
             if (head := heads.get(at)) is not None and head.letter is None:
@@ -208,7 +208,7 @@ class Deliveries:
     # --- events go ---------------------------------------------------------------------------------------------------------------
 
     def next(self, now: float) -> Request | None:
-        """A request to be sent now, of which ``answered`` is to be told; None: there is none at present."""
+        """A request to be sent now, whose outcome ``answered`` has to be given; None: there is none at present."""
         health = self.health
         if health.gone is not None or now < health.rests_until:
             return None
@@ -246,7 +246,7 @@ class Deliveries:
     # --- an operator decides ------------------------------------------------------------------------------------------------------
 
     def retried(self, at: At) -> Request | None:
-        """A letter's event, to be sent now, of which ``answered_retried`` is to be told; None where there is no such letter."""
+        """A letter's event, to be sent now; ``answered_retried`` has to be given the outcome. None where no such letter is left."""
         queue = self._letters.get(at)
         return None if queue is None else Request((queue.events[0],))
 

@@ -1,4 +1,4 @@
-"""What a webhook keeps in a file of ours, since its receiver holds no mark: how far events went, and which of them are still on their way.
+"""The file that a webhook keeps, since its receiver holds no mark: how far events went, and which of them are still on their way.
 
 Everything up to the standing's ``progress`` was taken, or is among ``waiting``, by its position: the event itself stays in the log. Events that were sent but whose
 file was not written yet are sent again after a crash, under the same ids.
@@ -20,7 +20,7 @@ from sinks.events.standing import EventStanding
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An event that was not taken yet. ``request``: which of ``Kept.requests`` carries it; -1: none."""
+    """An event that was not taken yet. ``request``: which of ``KeptDeliveries.requests`` carries it; -1: none."""
 
     topic: str
     position: int
@@ -37,7 +37,7 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptDeliveries:
     """``waiting``: positions rising."""
 
     standing: EventStanding
@@ -54,7 +54,7 @@ class KeptFile:
     """The file of one store, as one process knows it. Not thread-safe."""
 
     def __init__(self, store: str, path: Path) -> None:
-        self.kept: Kept | None = None
+        self.kept: KeptDeliveries | None = None
         """As this process has written it last."""
         self._store = store
         self._path = path
@@ -65,7 +65,7 @@ class KeptFile:
         """Whether it is as this process has left it."""
         return self.kept is not None and self._look() == self._stamp
 
-    def found(self) -> Kept | None:
+    def found(self) -> KeptDeliveries | None:
         """Its content now; ``kept`` itself while it is ours. Raises StoreError where it is damaged."""
         return self.kept if self.ours else KEPT.load(self._path)
 
@@ -78,7 +78,7 @@ class KeptFile:
             raise EpochPassed(self._store, found.standing.epoch)
         raise StoreError(f"store {self._store}: {self._path} was replaced or removed: it is opened again", retryable=True)
 
-    def write(self, kept: Kept) -> None:
+    def write(self, kept: KeptDeliveries) -> None:
         """Durable on return."""
         KEPT.save(self._path, kept)
         self.kept, self._stamp = kept, self._look()
@@ -96,7 +96,7 @@ class KeptFile:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _encoded(kept: Kept) -> Mapping[str, Any]:
+def _encoded(kept: KeptDeliveries) -> Mapping[str, Any]:
     return {
         "standing": kept.standing.to_fields(),
         "waiting": [[one.topic, one.position, one.request] for one in kept.waiting],
@@ -105,8 +105,8 @@ def _encoded(kept: Kept) -> Mapping[str, Any]:
     }
 
 
-def _decoded(raw: dict[str, Any]) -> Kept:
-    return Kept(
+def _decoded(raw: dict[str, Any]) -> KeptDeliveries:
+    return KeptDeliveries(
         EventStanding.of(raw["standing"]),
         tuple(Waiting(str(topic), int(position), int(request)) for topic, position, request in raw["waiting"]),
         tuple(Tried(int(failed), float(since), float(due)) for failed, since, due in raw["requests"]),

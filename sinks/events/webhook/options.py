@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Final, Literal, Self
+from typing import ClassVar, Final, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from sinks.events.options import EventOptions
 from sinks.events.webhook.address import Address, parsed
-from sinks.events.webhook.retrying import Retry
+from sinks.events.webhook.retries import Retry
 from sinks.events.webhook.signature import key_of
 
 _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -34,8 +34,6 @@ class Options(EventOptions):
     """Whether `url` may be http to another machine, on the way to which anybody may read along."""
     ca_certs: Path | None = None
     """PEM: the authorities that count instead of the system's."""
-    order: Literal["key", "none"] = "key"
-    """`key`: the next event of a key goes once the receiver has taken the one before. `none`: each event goes by itself."""
     batch: int = Field(1, ge=1, le=1000)
     """The most events of one request. More than 1 makes each body a JSON array, with one id and one signature."""
     in_flight: int = Field(32, ge=1, le=256)

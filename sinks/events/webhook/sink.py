@@ -7,12 +7,16 @@ is all that counts, of events every one does, in their order.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from cdc.errors import PositionGone
 from cdc.log.contract import LogReader
 from cdc.model.batch import POSITION, first_position, topic_schema
+from cdc.model.evolution import topic_change_of
 from cdc.model.position import Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import Traits
@@ -22,6 +26,9 @@ from sinks.events.rendering import events_of
 from sinks.events.sink import TRAITS, EventSink
 from sinks.events.webhook.channel import WebhookChannel
 from sinks.events.webhook.options import Options
+
+RUN_GAP: Final = 2_000
+"""Waiting events that are no farther apart than this are read in one go, with what stands between them."""
 
 
 class WebhookSink(EventSink):
@@ -70,10 +77,16 @@ class WebhookSink(EventSink):
         return pa.nulls(len(keys), pa.utf8())
 
     def _waiting_events(self, log: LogReader) -> Iterator[Events]:
+        """Those that the channel lacks, as far as the log still has them, read as they were the first time."""
+        history = self._writer().history
         for topic, positions in self._webhook.lacking.items():
-            for batch in log.changes_at(topic, np.array(positions, np.int64)):
-                if len(batch):
-                    yield events_of(batch, self.options.body, self._choices.style(topic_schema(batch.schema)))
+            wanted = np.array(positions, np.int64)
+            for run in np.split(wanted, np.flatnonzero(np.diff(wanted) > RUN_GAP) + 1):
+                with suppress(PositionGone):
+                    for batch in log.read(topic, Position(int(run[0]) - 1), Position(int(run[-1])), history):
+                        kept = np.isin(batch.column(POSITION).to_numpy(), run)
+                        if kept.any() and topic_change_of(batch) is None:
+                            yield events_of(batch.filter(pa.array(kept)), self._form(topic_schema(batch.schema)))
 
 
 def traits(options: Options) -> Traits:  # noqa: ARG001

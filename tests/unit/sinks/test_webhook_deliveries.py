@@ -8,8 +8,8 @@ from collections import defaultdict
 
 import pytest
 
-from sinks.events.webhook.deliveries import DOWN_AFTER, Deliveries, Outgoing, Request, Rules
-from sinks.events.webhook.retrying import Retry
+from sinks.events.webhook.deliveries import DOWN_AFTER, Deliveries, Outgoing, Request, RequestRules
+from sinks.events.webhook.retries import Retry
 from sinks.events.webhook.verdict import TAKEN, Fate, Verdict, silent, verdict_of
 
 SEED = int(os.environ.get("HEADWATER_SEED") or random.randrange(2**32))
@@ -22,7 +22,7 @@ def event(position: int, key: str, target: str = "/") -> Outgoing:
 
 
 def deliveries(*, batch: int = 1, **retry: float) -> Deliveries:
-    return Deliveries(Rules(Retry.model_validate(retry), batch), random.Random(7))
+    return Deliveries(RequestRules(Retry.model_validate(retry), batch), random.Random(7))
 
 
 def positions(request: Request | None) -> list[int]:
@@ -200,7 +200,7 @@ def test_whatever_happens_each_key_is_in_order_and_nothing_is_lost(round_: int) 
     chance = random.Random(seed)
     batch = chance.choice([1, 1, 3, 8])
     retry = Retry(first_s=1, most_s=30, for_hours=0.05)
-    rules = Rules(retry, batch)
+    rules = RequestRules(retry, batch)
     found, now, position = Deliveries(rules, chance), 0.0, 0
     put: dict[str, list[int]] = defaultdict(list)
     seen: dict[str, list[int]] = defaultdict(list)
@@ -263,7 +263,7 @@ def test_whatever_happens_each_key_is_in_order_and_nothing_is_lost(round_: int) 
             assert seen[key] == sorted(seen[key])
 
 
-def restored(before: Deliveries, rules: Rules, chance: random.Random) -> Deliveries:
+def restored(before: Deliveries, rules: RequestRules, chance: random.Random) -> Deliveries:
     """As another process finds it."""
     found = Deliveries(rules, chance)
     found.add(sorted(before.events, key=lambda one: one.position))
