@@ -35,6 +35,7 @@ ROOMS: Final = {
     "states": ("states",),
     "generations": ("generations",),
     "outbox": ("outbox",),
+    "webhook": ("webhook",),
 }  # fmt: skip
 """Where the points of which first word are reached: the test module's scenario → first words."""
 

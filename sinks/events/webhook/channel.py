@@ -227,7 +227,12 @@ class WebhookChannel:
 
     def _post(self, request: Request) -> Verdict:
         receiver = self._receiver
-        return silent("the store was closed") if receiver is None else receiver.post(request)
+        if receiver is None:
+            return silent("the store was closed")
+        crashpoint("webhook.send")
+        verdict = receiver.post(request)
+        crashpoint("webhook.sent")
+        return verdict
 
     def _outgoing(self, events: Iterable[Events]) -> list[Outgoing]:
         address = self._options.address

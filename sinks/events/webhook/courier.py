@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from cdc.clock import MACHINE, Clock
 from sinks.events.webhook.deliveries import Deliveries, Request
-from sinks.events.webhook.verdict import Verdict
+from sinks.events.webhook.verdict import Verdict, silent
 
 
 class Courier:
@@ -59,7 +59,7 @@ class Courier:
 
     def start(self) -> None:
         with self._lock:
-            self._stopping = False
+            self._stopping, self._broken = False, None
             self._wake()
 
     def stop(self, timeout_s: float) -> None:
@@ -84,15 +84,15 @@ class Courier:
             one.start()
 
     def _run(self) -> None:
-        try:
-            while (request := self._taken()) is not None:
+        while (request := self._taken()) is not None:
+            verdict, broken = silent("the attempt broke off"), None
+            try:
                 verdict = self._post(request)
-                with self._lock:
-                    self.deliveries.answered(request, verdict, self.now)
-                    self._news.notify_all()
-        except BaseException as error:
+            except BaseException as error:  # whoever waits raises it
+                broken = error
             with self._lock:
-                self._broken = error
+                self._broken = self._broken or broken
+                self.deliveries.answered(request, verdict, self.now)
                 self._news.notify_all()
 
     def _taken(self) -> Request | None:

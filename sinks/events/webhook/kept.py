@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cdc.diskspace import GOES_ON, described
 from cdc.errors import StoreError
 from cdc.state.statefile import StateFile
 from sinks.contract import EpochPassed
@@ -79,8 +80,11 @@ class KeptFile:
         raise StoreError(f"store {self._store}: {self._path} was replaced or removed: it is opened again", retryable=True)
 
     def write(self, kept: KeptDeliveries) -> None:
-        """Durable on return."""
-        KEPT.save(self._path, kept)
+        """Durable on return. Raises StoreError (retryable) where the disk refuses."""
+        try:
+            KEPT.save(self._path, kept)
+        except OSError as error:
+            raise StoreError(f"store {self._store}: {described(error)}", retryable=True, hint=GOES_ON) from None
         self.kept, self._stamp = kept, self._look()
 
     def remove(self) -> None:
