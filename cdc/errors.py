@@ -28,6 +28,7 @@ class StopState(StrEnum):
     CONTRACT_BROKEN = "CONTRACT_BROKEN"
     INBOX_CONFLICT = "INBOX_CONFLICT"
     OUTBOX_UPDATED = "OUTBOX_UPDATED"
+    RECEIVER_GONE = "RECEIVER_GONE"
 
 
 class HeadwaterError(Exception):

@@ -82,7 +82,8 @@ class Deciding:
                 refused = None if wanted in accepted else self._refused(letter, request)
             except ConfigError as error:  # an answer like any other: the store goes on
                 refused = error.line()
-            yield LetterAnswer(wanted, refused is None, refused or _DONE[request.verb])
+            done = _DONE if self.sink.traits.keeps_rows else _DONE_EVENT
+            yield LetterAnswer(wanted, refused is None, refused or done[request.verb])
 
     def _is_accepted(self, letter: Letter, request: LetterRequest) -> bool:
         """Whether it takes no more than saying so, wherever the store stands."""
@@ -100,6 +101,8 @@ class Deciding:
             return None
         if not matches(self.tables, letter.table):
             return f"the store does not follow {letter.table}"
+        if request.verb is Verb.EDIT and not self.sink.traits.keeps_rows:
+            return "an event goes as it was written: replay it, or drop it"
         if request.verb is Verb.DROP and letter.state is LetterState.ACCEPTED:
             return None
         if letter.whole_table:
@@ -158,9 +161,12 @@ class Deciding:
         return put_in_place(self.sink, self.box, letter, row)
 
     def _row(self, letter: Letter) -> pa.RecordBatch | None:
-        """The letter's change under the definition that the topic has in the store; None where the log has it no longer."""
-        schema = self._schema(letter)
+        """The letter's change under the definition that the topic has in the store, or its own where that keeps no rows; None where the log has it no
+        longer."""
         found = row_in_log(self.log, letter)
+        if not self.sink.traits.keeps_rows:
+            return found
+        schema = self._schema(letter)
         return None if schema is None or found is None else conformed(found, schema)
 
     def _failure(self, letter: Letter) -> str | None:
@@ -177,6 +183,12 @@ _DONE: Mapping[Verb, str] = {
     Verb.REPLAY: "the store holds the row",
     Verb.EDIT: "the store holds the corrected row, until the row changes in the database",
     Verb.DROP: "accepted: the store does not hold the row, until it changes in the database",
+}
+
+
+_DONE_EVENT: Mapping[Verb, str] = {
+    Verb.REPLAY: "the event was taken; those behind it go on",
+    Verb.DROP: "given up; the events behind it go on",
 }
 
 

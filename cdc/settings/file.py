@@ -27,7 +27,7 @@ from cdc.settings.implications import with_implied
 from cdc.settings.interpolation import holds_secret, interpolate
 from cdc.settings.models import Settings, StoreOptions
 from cdc.settings.refusals import refusals
-from cdc.settings.secretfile import MAX_FILE_BYTES, SecretFile
+from cdc.settings.secretfile import MAX_FILE_BYTES, SecretFile, is_secret, may_be_a_file, texts_in
 
 STORE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 """Store names become file, index and key names."""
@@ -80,7 +80,8 @@ def load(path: Path, options_model: Callable[[str], type[StoreOptions]], *, writ
         loading.problem(refusal.at, refusal.what, hint=refusal.hint)
     if loading.problems:
         raise SettingsError(loading.problems)
-    return with_implied(settings.model_copy(update={"stores": options}))
+    placed = {name: one if one is None else one.beside(settings.log.dir) for name, one in options.items()}
+    return with_implied(settings.model_copy(update={"stores": placed}))
 
 
 class _LoadingFile:
@@ -118,11 +119,13 @@ class _LoadingFile:
             inner = _inner_model(field.annotation) if field is not None else None
             if inner is not None and isinstance(value, dict):
                 self.refuse_readable(inner, value, (*at, key))
-            elif field is None or not _is_secret(field) or not isinstance(value, str):
+            elif field is None or not is_secret(field.annotation):
                 continue
-            elif holds_secret(value, address=key in _ADDRESSES):
+            elif any(holds_secret(text, address=key in _ADDRESSES) for text in texts_in(value)):
                 what = "others may read the file, and a secret stands in it"
-                self.problem((*at, key), what, hint=f"chmod 600 {self.path}; or write ${{NAME}} for the secret, or {key}_file")
+                self.problem(
+                    (*at, key), what, hint=f"chmod 600 {self.path}; or write ${{NAME}} for the secret{_or_a_file(key, field)}"
+                )
 
     def store(
         self, name: str, table: object, written: Mapping[str, Any], options_model: Callable[[str], type[StoreOptions]]
@@ -179,7 +182,7 @@ class _LoadingFile:
             secret = key.removesuffix("_file")
             field = model.model_fields.get(secret)
             inner = _inner_model(model.model_fields[key].annotation) if key in model.model_fields else None
-            if key not in model.model_fields and secret != key and field is not None and _is_secret(field):
+            if key not in model.model_fields and secret != key and field is not None and may_be_a_file(field.annotation):
                 if secret in raw:
                     self.problem((*at, key), f"give either {secret} or {key}, not both")
                 given[secret] = self._secret((*at, key), value)
@@ -279,7 +282,7 @@ def _suggestion(model: type[BaseModel] | None, key: str) -> str | None:
 def _keys(model: type[BaseModel]) -> Iterator[str]:
     for name, field in model.model_fields.items():
         yield field.alias or name
-        if _is_secret(field):
+        if may_be_a_file(field.annotation):
             yield f"{name}_file"
 
 
@@ -306,5 +309,5 @@ def _inner_model(annotation: Any) -> type[BaseModel] | None:
     return next((model for model in map(_inner_model, get_args(annotation)) if model is not None), None)
 
 
-def _is_secret(field: FieldInfo) -> bool:
-    return field.annotation is SecretStr or SecretStr in get_args(field.annotation)
+def _or_a_file(key: str, field: FieldInfo) -> str:
+    return f", or {key}_file" if may_be_a_file(field.annotation) else ""

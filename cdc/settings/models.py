@@ -346,6 +346,10 @@ class StoreOptions(Strict):
         """For so long the store's commits are to be apart at least."""
         return 0.0
 
+    def beside(self, log_dir: Path) -> Self:  # noqa: ARG002
+        """The same, where a store that keeps something on this machine keeps it by the log, unless they say where."""
+        return self
+
     def policy(self, table: str) -> SchemaPolicy:
         """The store's policy for changes of the table (``schema.table``)."""
         found = self.schema_policy

@@ -12,9 +12,10 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel
 
 from cdc.settings.models import Settings, StoreOptions
+from cdc.settings.secretfile import may_be_a_file
 from cdc.settings.tableoptions import StoreTables
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -110,7 +111,7 @@ def _complete(schema: _Json, model: type[BaseModel]) -> None:
             shown["description"] = meaning(model, name)
         except LookupError:
             pass
-        if field.annotation is SecretStr or SecretStr in getattr(field.annotation, "__args__", ()):
+        if may_be_a_file(field.annotation):
             properties[f"{name}_file"] = {"type": "string", "description": f"A file with the value of {key}."}
             if key in schema.get("required", []):
                 schema["required"].remove(key)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, get_args, get_origin
 
 import structlog
 from pydantic import SecretStr
@@ -42,3 +43,19 @@ class SecretFile(SecretStr):
             )
         self._problem = problem
         return self._secret_value
+
+
+def is_secret(annotation: Any) -> bool:
+    """Whether what a key of this type holds is secret: one text, several in a list, or several by their names."""
+    return annotation is SecretStr or SecretStr in get_args(annotation)
+
+
+def may_be_a_file(annotation: Any) -> bool:
+    """Whether such a key, KEY, may be given as KEY_file."""
+    return is_secret(annotation) and get_origin(annotation) is not Mapping
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """The texts of what stands in a secret key."""
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else (value,)
+    return (one for one in inside if isinstance(one, str))

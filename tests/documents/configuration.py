@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, get_args, get_type_hints
 
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from cdc.settings import schema
@@ -27,6 +27,7 @@ from cdc.settings.models import (
     TableOptions,
 )
 from cdc.settings.outbox import Outbox, OutboxColumns
+from cdc.settings.secretfile import may_be_a_file
 from cdc.settings.tier import Tier
 from sinks import FOR_TESTS, KINDS, options_model
 
@@ -55,7 +56,7 @@ def parts() -> dict[str, str]:
         f"### `[stores.NAME]`, of every kind\n\n{table(StoreOptions)}",
         f'### `[stores.NAME.tables."schema.table"]`\n\n{table(TableOptions)}',
         *(
-            f'### `[stores.NAME]` with `kind = "{kind}"`\n\n{_of_kind(kind)}{_of_tables(kind)}'
+            f'### `[stores.NAME]` with `kind = "{kind}"`\n\n{_of_kind(kind)}{_of_sections(kind)}{_of_tables(kind)}'
             for kind in KINDS
             if kind not in FOR_TESTS
         ),
@@ -70,6 +71,14 @@ def _of_kind(kind: str) -> str:
     own = [name for name, field in model.model_fields.items() if name not in common or repr(field) != repr(common[name])]
     own = [name for name in own if name != "held"]
     return table(model, own) if own else "Nothing of its own."
+
+
+def _of_sections(kind: str) -> str:
+    """The tables that only this kind of store has below its own."""
+    fields = options_model(kind).model_fields
+    own = [(name, one.annotation) for name, one in fields.items() if name not in StoreOptions.model_fields]
+    models = ((name, one) for name, one in own if isinstance(one, type) and issubclass(one, BaseModel))
+    return "".join(f"\n\nIn `[stores.NAME.{name}]`:\n\n{table(model)}" for name, model in models)
 
 
 def table_options(kind: str) -> type[TableOptions]:
@@ -97,18 +106,13 @@ def _table(lines: Sequence[str]) -> str:
 
 
 def row(name: str, field: FieldInfo, text: str) -> str:
-    secret = f" (or `{field.alias or name}_file`)" if SecretStr in _kinds(field.annotation) else ""
+    secret = f" (or `{field.alias or name}_file`)" if may_be_a_file(field.annotation) else ""
     return f"| `{field.alias or name}`{secret} | {_default(field)} | {text}{_limits(field)} |"
 
 
 def meaning(model: type[BaseModel], name: str) -> str:
     """The text below the field, for a table's cell."""
     return schema.meaning(model, name).replace("|", "\\|")
-
-
-def _kinds(annotation: object) -> tuple[object, ...]:
-    inside = getattr(annotation, "__args__", ())
-    return (annotation, *inside)
 
 
 def _default(field: FieldInfo) -> str:

@@ -36,6 +36,7 @@ ROOMS: Final = {
     "generations": ("generations",),
     "outbox": ("outbox",),
     "events": ("events", "redisstream"),
+    "webhook": ("webhook",),
 }  # fmt: skip
 """Where the points of which first word are reached: the test module's scenario → first words."""
 
