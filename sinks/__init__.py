@@ -19,6 +19,7 @@ KINDS: Final[Mapping[str, str]] = {
     "redis": "sinks.cache",
     "iceberg": "sinks.warehouse",
     "sql": "sinks.sql",
+    "redis-stream": "sinks.events.redisstream",
     "console": "sinks.console",
     "memory": "sinks.memory",
 }
@@ -45,8 +46,18 @@ def make_sink(name: str, options: StoreOptions) -> Sink:
     return sink
 
 
+def refuse_without_rows(name: str, options: StoreOptions, what: str) -> None:
+    """Raises ConfigError for a store that hands events on. ``what``: what there are no rows for."""
+    if traits_of(options).events:
+        raise ConfigError(
+            f"store {name} of kind {options.kind} hands changes on as events and keeps no rows: {what}",
+            hint="docs/event-stores.md says where such a store begins, and how it begins anew",
+        )
+
+
 def generations_of(name: str, options: StoreOptions) -> Generations:
     """The generations of the store ``name``. Raises ConfigError for a kind of store that has one only."""
+    refuse_without_rows(name, options, "nothing can be built again")
     if not options.generational:
         raise ConfigError(
             f"store {name} of kind {options.kind} has no generations beside each other",

@@ -66,6 +66,13 @@ class Traits:
     passing: bool = False
     """It keeps neither rows nor a mark: what it was given has gone on. So it may begin anywhere: a cut that is committed before it is opened is the
     place (`cdc follow NAME --from`). A store that keeps rows begins where its own marks say, and nowhere else."""
+    events: bool = False
+    """It keeps a mark, but no rows: each change goes on to others as an event. So it is given every change, also of rows that a later one takes away."""
+
+    @property
+    def keeps_rows(self) -> bool:
+        """There are rows that can be compared with the database, or built again."""
+        return not self.passing and not self.events
 
 
 @dataclass(frozen=True, slots=True)

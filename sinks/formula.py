@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from cdc.expressions import Expression, PgType
 
 WHERE: Final = "where"
+WHEN: Final = "when"
+"""A condition on changes (``sinks.condition``)."""
 COMPUTED: Final = "computed."
 
 Values = tuple[pa.Array, Mapping[int, str]]
@@ -126,7 +128,7 @@ class Formula:
         from cdc.expressions import BOOL, ExpressionRefused, compile, type_of
 
         try:
-            compile(self.text, {one.name: type_of(one) for one in schema.fields}, BOOL if self.key == WHERE else None)
+            compile(self.text, {one.name: type_of(one) for one in schema.fields}, BOOL if self.key in (WHERE, WHEN) else None)
         except ExpressionRefused as refused:
             raise ConfigError(f"{where}.{self.key}: {schema.topic}: {refused}", hint=refused.hint) from None
 
@@ -249,7 +251,7 @@ def _compiled(formula: Formula) -> Expression:
     from cdc.expressions import BOOL, compile
 
     columns = {one.name: one.type for one in formula.columns if one.type_name}
-    return compile(formula.text, columns, BOOL if formula.key == WHERE else None)
+    return compile(formula.text, columns, BOOL if formula.key in (WHERE, WHEN) else None)
 
 
 @lru_cache(maxsize=1024)

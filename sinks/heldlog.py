@@ -20,10 +20,12 @@ from cdc.log.contract import LogReader, Slice, Topic, TopicState, selected
 from cdc.model.batch import ALONE, OP, first_position
 from cdc.model.evolution import topic_change_of
 from cdc.model.lineage import Lineage
+from cdc.model.oldrows import without_old_rows
 from cdc.model.position import START, Cut, Lsn, Position
 from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
+from sinks.changes import ChangesAsked
 from sinks.holding import Holding, bound, check, decoded, failures_as_rows
 from sinks.holdingchange import settled
 from sinks.places import FormerRows, by_reading, moves
@@ -46,6 +48,7 @@ class HeldLog:
         self._store = store
         self._options = options
         self._holdings: dict[str, Holding] = {}
+        self._changes: dict[str, ChangesAsked | None] = {}
         self._known_to: dict[str, Position] = {}
         """How far the definitions go, by topic, that the log had when the topic's holding was bound or settled."""
         self._settled = False
@@ -54,7 +57,7 @@ class HeldLog:
 
     def forget(self) -> None:
         """To be called before the store is opened (again)."""
-        self._holdings, self._known_to, self._settled = {}, {}, False
+        self._holdings, self._changes, self._known_to, self._settled = {}, {}, {}, False
 
     def opened(self, sink: Sink, epoch: int | None = None) -> Cut:
         """Opens the store, whether or not it is open. Returns what it has applied. Raises what ``Sink.open`` and ``settle`` do."""
@@ -164,7 +167,12 @@ class HeldLog:
         if keys_only:
             raise ValueError("what a store holds of a change may depend on all of its columns")
         after = max(after, self._begins.get(topic, START))
-        batches = self._log.read(topic, after, upto, history) if after < upto or topic not in self._begins else iter(())
+        asked = self._asked(topic)
+        if after >= upto and topic in self._begins:
+            return iter(())
+        batches = self._log.read(topic, after, upto, history, old_rows=asked is not None)
+        if asked is not None:
+            return self._as_changes(topic, batches, asked)
         return self._moving(topic, batches) if self.holding(topic).places else self._given(topic, batches)
 
     def changes_at(self, topic: str, positions: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
@@ -183,6 +191,37 @@ class HeldLog:
             self._refuse_unmet(topic, holding, batch)
             alone = len(batch) and batch.column(OP)[0].as_py() in ALONE
             yield made(batch) if alone else moves(batch, made, self._former_rows)
+
+    def _as_changes(self, topic: str, batches: Iterator[pa.RecordBatch], asked: ChangesAsked) -> Iterator[pa.RecordBatch]:
+        """The changes that the store's condition is true of, each with the row that it replaced."""
+        holding = self.holding(topic)
+        for batch in batches:
+            self._refuse_unmet(topic, holding, batch)
+            change = topic_change_of(batch)
+            if change is not None:
+                if asked.condition is not None and first_position(batch) > self._known_to[topic]:
+                    asked.condition.refuse_unmet(change.schema)
+                yield holding.batch(without_old_rows(batch))
+            elif len(found := asked.given(batch, holding.batch)):
+                yield found
+
+    def _asked(self, topic: str) -> ChangesAsked | None:
+        """None: the store asks for rows, and not for changes."""
+        if topic not in self._changes:
+            known = next((one for one in self._log.topics() if one.name == topic), None)
+            if known is None:
+                return None
+            self._holding(known)
+            when = self._options.when_of(known.schema)
+            asked = None if when is None else ChangesAsked.of(self._store, when, known.schema, self._former_rows)
+            if asked is not None and asked.looks_up and known.clean_from > START + 1:
+                raise ConfigError(
+                    f"stores.{self._store}.when asks how rows of {topic} were before they changed; but changes of it before position "
+                    f"{known.clean_from} that were superseded are gone from the log",
+                    hint="leave old.… and changed(…) out of `when`",
+                )
+            self._changes[topic] = asked
+        return self._changes[topic]
 
     def _given(self, topic: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         holding = self.holding(topic)

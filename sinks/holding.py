@@ -33,6 +33,7 @@ from cdc.model.selection import matches, named
 from cdc.model.topic import TopicField, TopicSchema
 from cdc.settings.models import StoreOptions
 from cdc.settings.tableoptions import TableOptions
+from sinks.condition import check as check_condition
 from sinks.formula import COMPUTED, WHERE, Formula, column_of, evaluated, formulas, text_of, typed_column
 from sinks.formula import bound as bound_formula
 from sinks.givenrows import given_changes
@@ -286,6 +287,7 @@ def check(store: str, options: StoreOptions, schema: TopicSchema) -> None:
             unknown = [name for name in names if name not in names_there]
             if unknown and named((pattern,)):
                 raise _unknown(f"{where}{key}", unknown[0], schema)
+    check_condition(store, options.when_of(schema) or None, schema)
     holding = bound(store, options, schema)
     holding.check_transform(schema)
     held = {one.column_name: one for one in holding.held(schema).fields}

@@ -46,6 +46,9 @@ class Former(NamedTuple):
     numbers: I64
 
 
+_NO_FORMER: Final = Former(pa.RecordBatch.from_pylist([], pa.schema([])), np.empty(0, np.int64))
+
+
 class FormerRows(Protocol):
     """Looks rows up."""
 
@@ -73,8 +76,8 @@ def by_reading(log: LogReader) -> FormerRows:
 
 
 def named_by_others(stores: Iterable[StoreOptions], schema: TopicSchema) -> bool:
-    """Whether a store names this topic's places by more than the key: then all of its changes have to stay, and rows be looked up by their keys."""
-    return any(matches(one.tables, schema) and one.naming(schema) for one in stores)
+    """Whether a store has to know how rows of this topic were before: then all of its changes have to stay, and rows be looked up by their keys."""
+    return any(matches(one.tables, schema) and one.looks_up(schema) for one in stores)
 
 
 def moves(batch: pa.RecordBatch, given: Given, former_rows: FormerRows) -> pa.RecordBatch:
@@ -83,7 +86,7 @@ def moves(batch: pa.RecordBatch, given: Given, former_rows: FormerRows) -> pa.Re
     out = given(batch)
     if not schema.key or not len(batch):
         return out
-    before = _Before.of(batch, schema, former_rows)
+    before = RowsBefore.of(batch, schema, former_rows)
     has = np.flatnonzero(before.numbers != _NONE)
     if not len(has):
         return out
@@ -101,7 +104,7 @@ def moves(batch: pa.RecordBatch, given: Given, former_rows: FormerRows) -> pa.Re
     return whole.take(pa.array(order)).combine_chunks().to_batches()[0]
 
 
-class _Before(NamedTuple):
+class RowsBefore(NamedTuple):
     """``numbers``: for each change of a batch, that of the row before it in ``rows``; -1: there was none."""
 
     rows: pa.Table
@@ -109,7 +112,10 @@ class _Before(NamedTuple):
     schema: pa.Schema
 
     @classmethod
-    def of(cls, batch: pa.RecordBatch, schema: TopicSchema, former_rows: FormerRows) -> _Before:
+    def of(
+        cls, batch: pa.RecordBatch, schema: TopicSchema, former_rows: FormerRows, asked: npt.NDArray[np.bool_] | None = None
+    ) -> RowsBefore:
+        """``asked``: the changes that it is asked of; None: all."""
         own = keys(batch, schema).dictionary_encode()
         codes = own.indices.to_numpy()
         order = np.argsort(codes, kind="stable")
@@ -119,13 +125,18 @@ class _Before(NamedTuple):
         first = last == _NONE
         gone = batch.column(OP).to_numpy() == _DELETE
         last[~first & gone[last]] = _NONE
-        found = former_rows(schema, Position(first_position(batch) - 1), own.dictionary)
+        wanted = np.ones(len(batch), np.bool_) if asked is None else asked
+        some = np.unique(codes[first & wanted])
+        asked_keys = own.dictionary.take(pa.array(some))
+        found = former_rows(schema, Position(first_position(batch) - 1), asked_keys) if len(some) else _NO_FORMER
         plain = _plain(batch.schema)
         parts = [pa.RecordBatch.from_arrays(batch.columns, schema=plain)]
         numbers = np.where(last == _NONE, _NONE, last)
         if len(found.rows):
             parts.append(pa.RecordBatch.from_arrays(found.rows.columns, schema=plain))
-            at = found.numbers[codes]
+            of_codes = np.full(len(own.dictionary), _NONE, np.int64)
+            of_codes[some] = found.numbers
+            at = of_codes[codes]
             numbers = np.where(first & (at != _NONE), at + len(batch), numbers)
         return cls(pa.Table.from_batches(parts), numbers, batch.schema)
 

@@ -49,7 +49,7 @@ _log = structlog.get_logger("audit")
 def compares(options: StoreOptions) -> bool:
     """Whether a store of these options is compared continuously: one that keeps rows, and takes no Spark to read."""
     traits = traits_of(options)
-    return not traits.needs_spark and not traits.passing
+    return not traits.needs_spark and traits.keeps_rows
 
 
 @dataclass(slots=True)

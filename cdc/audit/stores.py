@@ -32,7 +32,7 @@ from cdc.source.catalog import load_published
 from cdc.source.connection import connect
 from cdc.source.rows import snapshot
 from cdc.state import status, stops
-from sinks import make_sink, traits_of
+from sinks import make_sink, refuse_without_rows, traits_of
 from sinks.contract import Sink
 from sinks.heldlog import HeldLog
 from sinks.holding import bound
@@ -69,6 +69,9 @@ def audit(
         close = difflib.get_close_matches(store, settings.stores, 1)
         known = ", ".join(settings.stores) or "none"
         raise ConfigError(f"there is no store {store!r}", hint=f"did you mean {close[0]}?" if close else f"stores: {known}")
+    names = [name for name in settings.stores if not traits_of(settings.stores[name]).events] if store is None else [store]
+    for name in names:
+        refuse_without_rows(name, settings.stores[name], "there is nothing to compare")
     if repair:
         refuse_without_capture(settings)
     audits = []
@@ -78,7 +81,7 @@ def audit(
         _await_log(settings, reader, timeout_s)
         connection = stack.enter_context(connect(settings.source.dsn.get_secret_value(), application="headwater-audit"))
         database = SourceSide(connection, settings.source.publication, protection_of(settings, reader))
-        for name in settings.stores if store is None else (store,):
+        for name in names:
             held = held_log(reader, name, settings.stores[name], settings.log.dir)
             work = _StoreWork(settings, held, name, database, progress, timeout_s)
             with _spark(settings, name):

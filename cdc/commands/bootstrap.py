@@ -112,8 +112,9 @@ def bootstrap(
 def rebuild_in_place(settings: Settings, name: str, *, as_json: bool) -> None:
     """Asks the store's follower for it, and waits. Raises ConfigError where the store keeps nothing, HeadwaterError where nobody follows it, or it stops."""
     from cdc.state import rebuilds, status, stops
-    from sinks import traits_of
+    from sinks import refuse_without_rows, traits_of
 
+    refuse_without_rows(name, store_options(settings, name), "nothing can be built again")
     if traits_of(store_options(settings, name)).passing:
         raise ConfigError(f"store {name} keeps nothing that could be built again", hint=f"cdc follow {name} --from")
     run_dir, part, began = settings.run_dir, f"follow-{name}", time.monotonic()

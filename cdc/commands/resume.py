@@ -42,18 +42,23 @@ def resume(
         )
     if rebuild or skip is not None:
         for one in held:
-            _check(one, skip)
+            _check(settings, one, skip)
         for one in held:
             _request(settings, one)
     for gone in stops.clear(settings.run_dir, stop):
         say(f"resumed {gone.part} (was {gone.state})")
 
 
-def _check(stop: stops.Stop, skip: str | None) -> None:
+def _check(settings: Settings, stop: stops.Stop, skip: str | None) -> None:
     """Raises ConfigError when a rebuild is not a way out of this stop, or another LSN is to be skipped than it names."""
-    if _store(stop) is not None:
+    from sinks import refuse_without_rows
+
+    store = _store(stop)
+    if store is not None:
         if skip is not None:
             raise ConfigError(f"{stop.name} names no LSN to skip", hint=f"deploy/runbook.md, {stop.state}")
+        if (options := settings.stores.get(store)) is not None:
+            refuse_without_rows(store, options, "nothing can be built again")
         if stop.state not in rebuilds.STATES:
             raise ConfigError(f"building the store again does not help with {stop.name}", hint=f"deploy/runbook.md, {stop.state}")
         return

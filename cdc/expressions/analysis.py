@@ -9,6 +9,7 @@ from typing import Any, Final
 from cdc.expressions import constants, decimals, texts
 from cdc.expressions.entry import WhitelistEntry, filled
 from cdc.expressions.overloads import chosen_entry, spelled, unknown
+from cdc.expressions.parser import BEFORE, CHANGED
 from cdc.expressions.pgtype import (
     BOOL,
     INT4,
@@ -78,6 +79,14 @@ class Analyst:
         return term
 
     def _column(self, at: int, name: str) -> Term:
+        if (
+            name not in self._columns
+            and name.startswith((BEFORE, CHANGED))
+            and not any(one.startswith(BEFORE) for one in self._columns)
+        ):
+            raise PartRefused(
+                at, "there is no row before here: an expression sees one row's columns", "only `when` of a store of events sees it"
+            )
         if name not in self._columns:
             raise PartRefused(
                 at,

@@ -90,6 +90,12 @@ _SETTINGS: Final = frozenset(
 )
 
 
+BEFORE: Final = "old."
+"""Begins the name of a column of the row before a change, which a condition on changes sees."""
+CHANGED: Final = "changed."
+"""Begins the name of what says whether a change has given a column another value."""
+
+
 def parsed(text: str) -> Syntax:
     """The syntax of one expression. Raises PartRefused."""
     found = tokens(text)
@@ -329,6 +335,8 @@ class _Parser(TokenReader):
             if token.text != "pg_catalog":
                 raise PartRefused(token.at, "functions of the database's own are not possible", "use Postgres's own functions")
             return self._call(second)
+        if token.text == "old" and second.kind in ("name", "quoted"):
+            return Name(token.at, BEFORE + second.text)
         raise PartRefused(token.at, "an expression sees one row's columns", f"write {second.text} alone")
 
     def _keyword(self, token: Token) -> Syntax | None:
@@ -389,10 +397,19 @@ class _Parser(TokenReader):
             return self._extract(at)
         if name == "trim" and token.kind == "name":
             return self._trim(at)
+        if name == "changed" and token.kind == "name":
+            return self._changed(at)
         arguments = self._list_of_call(name)
         if self.ahead("over") or self.ahead("filter", "(") or self.ahead("within"):
             raise PartRefused(at, f"{name} is a window function or an aggregate here: an expression sees one row")
         return FunctionCall(at, name, arguments)
+
+    def _changed(self, at: int) -> Syntax:
+        found = () if self.take(")") else self._list(")")
+        if not found or not all(isinstance(one, Name) and not one.name.startswith(BEFORE) for one in found):
+            raise PartRefused(at, "changed takes the names of columns", "write changed(status, amount)")
+        names = tuple(Name(one.at, CHANGED + one.name) for one in found if isinstance(one, Name))
+        return names[0] if len(names) == 1 else Operation(at, "or", names)
 
     def _list_of_call(self, name: str) -> tuple[Syntax, ...]:
         if self.take(")"):

@@ -195,7 +195,7 @@ class Opening:
 
     def _is_empty(self, applied: Cut) -> bool:
         """Whether the store holds nothing of the log; never of one that keeps no rows, which is given every change."""
-        return not (self.sink.traits.passing or applied.position or any(self.sink.held(topic) for topic in self._topics()))
+        return self.sink.traits.keeps_rows and not (applied.position or any(self.sink.held(topic) for topic in self._topics()))
 
     def _saves_most(self) -> bool:
         try:

@@ -92,10 +92,10 @@ class Ranges:
         if cut.position >= end.position:
             cut = end
         starts = {topic: max(after, sink.held(topic)) for topic in self._topics()}
-        seen = survey(self._reader, starts, cut.position, history=opened.writer.history)
+        seen = survey(self._reader, starts, cut.position, history=opened.writer.history, every=sink.traits.events)
         if (pause := self._pause(sink, seen)) is not None:
             cut = self._cut_before(after, pause)
-            seen = survey(self._reader, starts, cut.position, history=opened.writer.history)
+            seen = survey(self._reader, starts, cut.position, history=opened.writer.history, every=sink.traits.events)
         # Not where the store stands elsewhere than the micro-batch begins: it was set back, or has taken a part of it here.
         exactly = slices is not None and cut is end and all(start == slices.after for start in (after, *starts.values()))
         large = on_workers and cut.position - after >= self._options.workers_from_rows and not seen.barriers

@@ -62,28 +62,34 @@ class Survey:
 
 
 def survey(
-    reader: LogReader, starts: Mapping[str, Position], upto: Position, *, history: str | None = None, kept_bytes: int = KEPT_BYTES
+    reader: LogReader,
+    starts: Mapping[str, Position],
+    upto: Position,
+    *,
+    history: str | None = None,
+    kept_bytes: int = KEPT_BYTES,
+    every: bool = False,
 ) -> Survey:
     """Looks at what each topic has behind its start and up to ``upto``. ``kept_bytes``: so much of it is kept. ``history``: in which the
-    store came to its starts (``LogReader.read``)."""
+    store came to its starts (``LogReader.read``). ``every``: also changes of rows that are gone by the end of the range count (``Traits.events``)."""
     found = []
     for topic, after in starts.items():
         if after >= upto:
             continue
-        looked, size = _look(TopicRange(topic, after, upto, history=history), reader, kept_bytes)
+        looked, size = _look(TopicRange(topic, after, upto, history=history), reader, kept_bytes, every=every)
         kept_bytes -= size
         found.append(looked)
     return Survey(tuple(found))
 
 
-def _look(found: TopicRange, reader: LogReader, kept_bytes: int) -> tuple[TopicRange, int]:
+def _look(found: TopicRange, reader: LogReader, kept_bytes: int, *, every: bool) -> tuple[TopicRange, int]:
     """The range and how many bytes of it are kept."""
     size = defined = defined_size = 0  # of what is kept, and of that up to the last SCHEMA record
     for batch in reader.read(found.topic, found.after, found.upto, found.history):
         change = topic_change_of(batch)
         truncates = is_truncate(batch)
         found.truncated |= truncates
-        if truncates or (change is not None and change.empties):
+        if not every and (truncates or (change is not None and change.empties)):
             # Rows before this one come and go unseen, but for those before a SCHEMA record: what a store keeps of that record says that it has
             # everything before it, and the follower may end between the two.
             found.emptied_at = Position(first_position(batch))

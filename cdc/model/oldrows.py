@@ -56,6 +56,15 @@ def completed(batch: pa.RecordBatch, table: Table, column: pa.Array | None = Non
     return pa.RecordBatch.from_arrays([*batch.columns, column], schema=logged_schema(table))
 
 
+def with_old_rows(changes: pa.RecordBatch, has: npt.NDArray[np.bool_], old: pa.RecordBatch | None) -> pa.RecordBatch:
+    """The way back from ``taken_apart``. ``old``: the rows of the changes that have one, one behind the other, under the same definition."""
+    kind = _list_of(changes.schema)
+    fields = list(kind.value_type)
+    rows = [pa.nulls(0, one.type) for one in fields] if old is None else [old.column(one.name) for one in fields]
+    column = _lists(kind, has if old is not None else np.zeros(len(has), np.bool_), pa.StructArray.from_arrays(rows, fields=fields))
+    return pa.RecordBatch.from_arrays([*changes.columns, column], schema=changes.schema.append(pa.field(BEFORE, kind)))
+
+
 def _lists(kind: pa.DataType, has: npt.NDArray[np.bool_], rows: pa.Array) -> pa.Array:
     ends = np.zeros(len(has) + 1, np.int32)
     np.cumsum(has, out=ends[1:])

@@ -309,6 +309,15 @@ class StoreOptions(Strict):
         row goes from one place to another (``sinks.places``)."""
         return ()
 
+    def when_of(self, schema: TopicSchema) -> str | None:  # noqa: ARG002
+        """A condition on this topic's changes (``sinks.condition``): the store is given those that it is true of, and with each the row that it replaced where
+        that is known. Empty: all of them. None: all of them, and no rows that were replaced."""
+        return None
+
+    def looks_up(self, schema: TopicSchema) -> bool:
+        """Whether rows of this topic have to be looked up by their keys as they were before changes."""
+        return bool(self.naming(schema))
+
     def keeps(self, schema: TopicSchema) -> bool:  # noqa: ARG002
         """Whether the store keeps rows of this topic, which an audit can compare."""
         return True

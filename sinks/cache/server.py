@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import redis
+from pydantic import SecretStr
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from cdc.errors import ConfigError, StoreError
 from sinks.cache import ledger, listpack
 from sinks.cache.credentials import Credentials, url_parts
-from sinks.cache.options import Options
 from sinks.cache.wire import RedisWire, Refused, command
 from sinks.retry import down, redis_error, slot_moving
 
@@ -25,6 +26,25 @@ Found = TypeVar("Found")
 
 
 Address = tuple[str, int]
+
+
+class ServerOptions(Protocol):
+    """What is to be said of a server."""
+
+    @property
+    def url(self) -> SecretStr: ...
+    @property
+    def username(self) -> str | None: ...
+    @property
+    def password(self) -> SecretStr | None: ...
+    @property
+    def ca_certs(self) -> Path | None: ...
+    @property
+    def timeout_s(self) -> float: ...
+    @property
+    def keys_apart(self) -> bool:
+        """Whether no key's value is a hash of a row's."""
+        ...
 
 
 class Route(Protocol):
@@ -47,7 +67,7 @@ class Route(Protocol):
 class Server:
     """One connection for transactions, held from the first one to ``drop``, and the client's own for questions."""
 
-    def __init__(self, store: str, options: Options, owner: str = "", route: Route | None = None) -> None:
+    def __init__(self, store: str, options: ServerOptions, owner: str = "", route: Route | None = None) -> None:
         """``owner``: whose keys are asked for (``CacheGenerationNames.owner``; the store's by default). ``route``: to a node of a cluster; None: the server is
         the one at the options' address."""
         self._store = store
@@ -203,7 +223,7 @@ class Server:
         return None
 
 
-def client_of(options: Options, credentials: Credentials, address: tuple[str, int] | None = None) -> redis.Redis:
+def client_of(options: ServerOptions, credentials: Credentials, address: tuple[str, int] | None = None) -> redis.Redis:
     """``address``: instead of the options' own."""
     given: dict[str, Any] = {"socket_timeout": options.timeout_s, "socket_connect_timeout": min(options.timeout_s, 5.0)}
     if options.ca_certs is not None:
@@ -219,7 +239,7 @@ def client_of(options: Options, credentials: Credentials, address: tuple[str, in
     return redis.Redis.from_pool(redis.ConnectionPool(protocol=2, retry=Retry(NoBackoff(), 0), **given))
 
 
-def _credentials(name: str, options: Options) -> Credentials:
+def _credentials(name: str, options: ServerOptions) -> Credentials:
     try:
         return Credentials(options.url, options.username, options.password)
     except ValueError:

@@ -33,8 +33,8 @@ from sinks.sql.options import Options
 from sinks.sql.rebuild import SqlRebuild
 from sinks.sql.rowreader import SqlRowReader
 from sinks.sql.rowwriter import SqlRowWriter
-from sinks.sql.stagedchanges import StagedChanges
 from sinks.sql.table import TargetTable
+from sinks.stagedchanges import StagedChanges
 
 
 class SqlSink:

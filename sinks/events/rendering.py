@@ -1,0 +1,165 @@
+"""Changes → events, column by column. Pure.
+
+A topic of events (``cdc.outbox``) says by its own columns what its events are; of a table's change the topic and the row's key do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.kernels.moments import timestamp_text
+from cdc.model.batch import LSN, OP, POSITION, TS, Op, is_truncate, topic_schema
+from cdc.model.oldrows import taken_apart
+from cdc.model.topic import TopicSchema
+from sinks.condition import Replaced, op_names
+from sinks.events.cloudevents import cloudevent, of_change, of_payload
+from sinks.events.event import EVENTS, Events
+from sinks.events.options import Body
+from sinks.render.jsonkernels import ABSENT, NULL, VALUE
+from sinks.render.jsonrows import Piece, Style, join, plain_documents
+from sinks.render.rowtext import SEPARATOR, column_text, exact_values, join_key, keys
+from sinks.render.texts import NOTHING, Texts, raw_texts, view
+from sinks.render.tokenkernels import UPPER_T
+
+EVENT_FIELDS: Final = ("id", "key", "type", "payload", "headers", "time")
+"""The columns of a topic of events."""
+_ZULU: Final = np.frombuffer(b"Z", np.uint8)
+
+
+def holds_events(schema: TopicSchema) -> bool:
+    """Whether the topic's rows are events that an application wrote."""
+    return schema.names == EVENT_FIELDS
+
+
+def body_of(schema: TopicSchema, asked: Body | None) -> Body:
+    """The form of the topic's bodies."""
+    return asked or ("payload" if holds_events(schema) else "change")
+
+
+@dataclass(frozen=True, slots=True)
+class EventForm:
+    """What is asked of a store's events. ``style``: of documents."""
+
+    style: Style
+    body: Body | None = None
+    order: bool = True
+    order_by: tuple[str, ...] = ()
+
+
+def events_of(given: pa.RecordBatch, form: EventForm) -> Events:
+    """The events of a batch that is no SCHEMA record, in its order; with the column of old rows or without (``cdc.model.oldrows``)."""
+    changes, has, old = taken_apart(given)
+    schema, rows = topic_schema(changes.schema), len(changes)
+    columns: dict[str, pa.Array] = {
+        "position": changes.column(POSITION),
+        "topic": pa.repeat(schema.topic, rows),
+        "op": op_names(changes),
+        "time": changes.column(TS),
+        "lsn": changes.column(LSN),
+    }
+    columns |= _written(changes) if holds_events(schema) else _of_rows(changes, schema, columns)
+    columns["group"] = _groups(changes, form, columns["key"])
+    match body_of(schema, form.body):
+        case "payload":
+            columns["body"] = _payload(changes)
+        case "change":
+            columns["body"] = join(_change(changes, form.style, columns, Replaced(has, old))).to_array()
+        case "cloudevents":
+            own = holds_events(schema)
+            data = of_payload(changes) if own else of_change(_change(changes, form.style, columns, Replaced(has, old)))
+            columns["body"] = join(cloudevent(changes, columns, moments(columns["time"]), data)).to_array()
+    return Events(pa.RecordBatch.from_arrays([columns[one.name].cast(one.type) for one in EVENTS], schema=EVENTS))
+
+
+def _written(changes: pa.RecordBatch) -> dict[str, pa.Array]:
+    """What the application says of its events."""
+    exact = exact_values(changes)
+    found = {name: column_text(changes, name, exact) for name in ("type", "id", "key", "headers")}
+    return found | {"type": found["type"].fill_null("")}
+
+
+def _of_rows(changes: pa.RecordBatch, schema: TopicSchema, columns: dict[str, pa.Array]) -> dict[str, pa.Array]:
+    rows = len(changes)
+    keyed = bool(schema.key) and not is_truncate(changes)
+    return {
+        "type": pc.binary_join_element_wise(columns["topic"], columns["op"], "."),
+        "id": pc.binary_join_element_wise(columns["topic"], columns["position"].cast(pa.utf8()), ":"),
+        "key": keys(changes, schema) if keyed else pa.nulls(rows, pa.utf8()),
+        "headers": pa.nulls(rows, pa.utf8()),
+    }
+
+
+def _groups(changes: pa.RecordBatch, form: EventForm, key: pa.Array) -> pa.Array:
+    """By ``order_by`` a DELETE counts by the row that it has removed, where that is known."""
+    if not form.order:
+        return pa.nulls(len(changes), pa.utf8())
+    if not form.order_by:
+        return key
+    exact = exact_values(changes)
+    parts = [column_text(changes, name, exact) for name in form.order_by]
+    return join_key(parts, SEPARATOR if len(parts) > 1 else "")
+
+
+def _payload(changes: pa.RecordBatch) -> pa.Array:
+    payload = changes.column("payload")
+    if pa.types.is_binary(payload.type):
+        return payload.cast(pa.large_binary())
+    return column_text(changes, "payload", exact_values(changes)).cast(pa.large_binary())
+
+
+def _change(changes: pa.RecordBatch, style: Style, columns: Mapping[str, pa.Array], replaced: Replaced) -> list[Piece]:
+    """``before``: the whole row where it is known; of a DELETE else its key, of anything else null."""
+    rows, schema = len(changes), topic_schema(changes.schema)
+    ops = changes.column(OP).to_numpy()
+    deleted, none = ops == int(Op.DELETE), ops == int(Op.TRUNCATE)
+    row = _nothing(rows) if none.any() else plain_documents(changes, schema, style)
+    pieces = [
+        Piece(raw_texts(columns["op"]), before=b'{"op":"', after=b'"'),
+        Piece(_nothing(rows), before=b',"topic":' + json.dumps(schema.topic, ensure_ascii=False).encode() + b',"before":'),
+        Piece(row, null=b"null", states=_states(deleted & ~replaced.has, ~deleted & ~replaced.has)),
+    ]
+    if replaced.rows is not None:
+        before = _spread(plain_documents(replaced.rows, schema, style), replaced.has)
+        pieces.append(Piece(before, states=_states(replaced.has, np.zeros(rows, np.bool_))))
+    return [
+        *pieces,
+        Piece(row, before=b',"after":', null=b',"after":null', states=_states(~deleted & ~none, deleted | none)),
+        Piece(_numbers(columns["position"]), before=b',"position":'),
+        Piece(_numbers(columns["lsn"]), before=b',"lsn":'),
+        Piece(moments(columns["time"]), before=b',"time":"', after=b'"}'),
+    ]
+
+
+def _spread(texts: Texts, has: npt.NDArray[np.bool_]) -> Texts:
+    """Each text at its row, and an empty one at the others."""
+    lengths = np.zeros(len(has), np.int64)
+    lengths[has] = np.diff(texts.offsets)
+    offsets = np.zeros(len(has) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return Texts(texts.data, offsets)
+
+
+def moments(times: pa.Array) -> Texts:
+    """As in every document: ``2013-01-31T10:00:00.5Z``."""
+    micros = times.view(pa.int64()).fill_null(0)
+    return Texts(*timestamp_text(view(micros.buffers()[1], np.dtype(np.int64), len(micros), micros.offset), UPPER_T, _ZULU))
+
+
+def _states(value: npt.NDArray[np.bool_], null: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    return np.where(value, VALUE, np.where(null, NULL, ABSENT)).astype(np.uint8)
+
+
+def _numbers(numbers: pa.Array) -> Texts:
+    return raw_texts(numbers.cast(pa.utf8()))
+
+
+def _nothing(rows: int) -> Texts:
+    return Texts(NOTHING, np.zeros(rows + 1, np.int64))
