@@ -20,6 +20,7 @@ KINDS: Final[Mapping[str, str]] = {
     "iceberg": "sinks.warehouse",
     "sql": "sinks.sql",
     "redis-stream": "sinks.events.redisstream",
+    "kafka": "sinks.events.kafka",
     "console": "sinks.console",
     "memory": "sinks.memory",
 }
