@@ -83,7 +83,7 @@ bench: $(STAMP)
 lock: $(STAMP)
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra dev pyproject.toml -o requirements/dev.lock
-	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --constraint requirements/dev.lock pyproject.toml -o requirements/run.lock
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra kafka --constraint requirements/dev.lock pyproject.toml -o requirements/run.lock
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra bench --constraint requirements/dev.lock pyproject.toml -o requirements/bench.lock
 
 clean:

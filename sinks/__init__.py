@@ -21,6 +21,7 @@ KINDS: Final[Mapping[str, str]] = {
     "sql": "sinks.sql",
     "redis-stream": "sinks.events.redisstream",
     "webhook": "sinks.events.webhook",
+    "kafka": "sinks.events.kafka",
     "console": "sinks.console",
     "memory": "sinks.memory",
 }

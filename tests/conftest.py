@@ -1,7 +1,7 @@
 """Real servers for the tests, each started once per xdist worker, when the first test asks for it.
 
 Which worker gets what: under ``--dist loadgroup`` every test that uses ``spark`` runs in one worker, so that there is one Spark session,
-and every other test that uses ``opensearch`` runs in one worker as well. A test that uses both goes with Spark, whose worker then starts
+and every other test that uses ``opensearch`` runs in one worker as well, and so for ``kafka``. A test that uses both goes with Spark, whose worker then starts
 a node of its own, unless it names another group. Postgres and Valkey are cheap: each worker has them.
 
 Isolation: a test's ``postgres`` is a database of its own, Valkey is emptied before each test, and OpenSearch's indices are deleted after.
@@ -30,6 +30,7 @@ import psycopg
 import pytest
 import redis
 
+from cdc.embedded.kafka import Kafka
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import NEWEST, VOLATILE, Postgres, installations
 from cdc.embedded.processes import free_port as _free_port
@@ -92,7 +93,7 @@ def pytest_report_header() -> list[str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         used = getattr(item, "fixturenames", ())
-        for name in ("spark", "opensearch"):
+        for name in ("spark", "opensearch", "kafka"):
             if name in used or item.get_closest_marker(name):
                 item.add_marker(getattr(pytest.mark, name))
                 if item.get_closest_marker("xdist_group") is None:
@@ -394,6 +395,27 @@ def opensearch(_opensearch_server: OpenSearch) -> Iterator[OpenSearch]:
         _opensearch_server.request("DELETE", f"/{index['index']}")
     for template in _opensearch_server.request("GET", "/_index_template")["index_templates"]:
         _opensearch_server.request("DELETE", f"/_index_template/{template['name']}")
+
+
+# Kafka
+
+
+@pytest.fixture(scope="session")
+def kafka(server_folder: Path) -> Iterator[Kafka]:
+    """The session's broker, which keeps its topics from test to test: each test has names of its own."""
+    server = Kafka(server_folder / "kafka")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def kafka_server(server_folder: Path) -> Iterator[Kafka]:
+    """A private broker that the test may crash, stop and restart."""
+    server = Kafka(server_folder / f"kafka-{uuid.uuid4().hex[:8]}")
+    server.start()
+    yield server
+    server.stop()
 
 
 # Spark

@@ -23,8 +23,8 @@ from cdc.embedded.cache import cache_folder, locked
 from cdc.embedded.java import java, java_home
 from cdc.embedded.truststore import system_trust_options
 
-OPENSEARCH, SPARK = "opensearch", "spark"
-ALL = (SPARK, OPENSEARCH)
+KAFKA, OPENSEARCH, SPARK = "kafka", "opensearch", "spark"
+ALL = (SPARK, OPENSEARCH, KAFKA)
 _ATTEMPTS = 4
 _FETCHERS = 4
 """Ivy fetches one file after the other; so many of it run side by side."""

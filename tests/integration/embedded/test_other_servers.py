@@ -1,9 +1,13 @@
-"""The embedded Valkey and OpenSearch keep data and address over a crash."""
+"""The embedded Valkey, OpenSearch and Kafka keep data and address over a crash."""
 
 from __future__ import annotations
 
+import pytest
 import redis
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
+from cdc.embedded.kafka import Kafka
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.valkey import Valkey
 from tests.conftest import Cache
@@ -40,3 +44,24 @@ def test_opensearch_keeps_documents_and_address_over_a_crash(opensearch: OpenSea
 
 def test_opensearch_has_no_indices_of_other_tests(opensearch: OpenSearch) -> None:
     assert opensearch.request("GET", "/_cat/indices?format=json&expand_wildcards=all") == []
+
+
+@pytest.mark.faults
+def test_kafka_keeps_messages_and_address_over_a_crash(kafka_server: Kafka) -> None:
+    quiet = {"bootstrap.servers": kafka_server.servers, "log_level": 0}
+    servers = kafka_server.servers
+    admin = AdminClient(quiet)
+    admin.create_topics([NewTopic("flights", 1)])["flights"].result(60)
+    producer = Producer(quiet)
+    producer.produce("flights", b"UA")
+    assert producer.flush(60) == 0
+    kafka_server.crash()
+    assert not kafka_server.running
+    kafka_server.start()
+    assert kafka_server.servers == servers
+    consumer = Consumer({**quiet, "group.id": "any"})
+    consumer.assign([TopicPartition("flights", 0, 0)])
+    found = consumer.poll(60)
+    assert found is not None
+    assert found.value() == b"UA"
+    consumer.close()

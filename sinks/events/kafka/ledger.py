@@ -1,0 +1,182 @@
+"""How far a store is, as it stands in Kafka itself: the last message of a compacted topic of the store's own, written in the transaction of the events.
+
+Not as the offset of a consumer group, though that may go into a transaction, too: the brokers forget those of a group without members after
+``offsets.retention.minutes`` (a week), in which a database may well be quiet or a store stopped; and a topic is what every tool of Kafka can show. A compacted topic
+keeps the last message of a key for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final
+
+from cdc.errors import StoreError
+from sinks.events.kafka.client import Brokers
+from sinks.events.standing import EventStanding
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+SETTINGS: Final = {
+    "cleanup.policy": "compact",
+    "segment.bytes": "1048576",
+    "min.cleanable.dirty.ratio": "0.1",
+}
+"""Of a ledger that we create: what is superseded goes soon."""
+_TAIL: Final = 64
+"""So many messages before the end are read first: between two of ours there is at least what ends a transaction."""
+
+
+class Ledger:
+    """One store's."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self.topic = brokers.options.ledger_of(brokers.store)
+        self._brokers = brokers
+        self._timeout_s = brokers.options.timeout_s
+        self._consumer: Consumer | None = None
+        self._end = -1
+        """Up to where the topic has been read, and ``_last``, what stood there."""
+        self._last: EventStanding | None = None
+
+    def message(self, standing: EventStanding) -> dict[str, Any]:
+        """What says so, as the client takes it."""
+        value = json.dumps(standing.to_fields()).encode()
+        return {"topic": self.topic, "key": self._brokers.store.encode(), "value": value, "partition": 0}
+
+    def read(self) -> EventStanding | None:
+        """As it stands now, of transactions that were committed; None where nothing was ever. Raises StoreError."""
+        with self._brokers.errors(self.topic):
+            if not self._exists():
+                self.close()
+                return None
+            low, end = self._reader().get_watermark_offsets(self._partition(0), timeout=self._timeout_s)
+            if end == self._end:
+                return self._last
+            found = self._last_message(low, end)
+        if found is None and low > 0:
+            raise StoreError(
+                f"store {self._brokers.store}: its ledger, the topic {self.topic}, was written, and what it said is gone",
+                retryable=False,
+                hint="its cleanup.policy has to be compact. What the store has delivered is not known any more: give it another name, with which it begins anew",
+            )
+        self._last, self._end = found, end
+        return found
+
+    def make(self) -> None:
+        """Creates the topic where there is none, and refuses one that would forget. Raises StoreError."""
+        from confluent_kafka.admin import ConfigResource, ResourceType
+
+        with self._brokers.errors(self.topic):
+            admin = self._admin()
+            if not self._exists():
+                create(self._brokers, admin, self.topic, 1, SETTINGS)
+            resource = ConfigResource(ResourceType.TOPIC, self.topic)
+            found = self._done(admin.describe_configs([resource], request_timeout=self._timeout_s)[resource])
+        if found["cleanup.policy"].value != "compact":
+            raise StoreError(
+                f"store {self._brokers.store}: its ledger, the topic {self.topic}, has the cleanup.policy {found['cleanup.policy'].value}: it would be forgotten how far the store is",
+                retryable=False,
+                hint=f"kafka-configs.sh --alter --entity-type topics --entity-name {self.topic} --add-config cleanup.policy=compact",
+            )
+
+    def remove(self) -> None:
+        """Removes the topic."""
+        with self._brokers.errors(self.topic):
+            if self._exists():
+                self._done(self._admin().delete_topics([self.topic], operation_timeout=self._timeout_s)[self.topic])
+        self.close()
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+        self._consumer, self._end, self._last = None, -1, None
+
+    def _exists(self) -> bool:
+        from confluent_kafka import KafkaException
+
+        found = self._reader().list_topics(self.topic, timeout=self._timeout_s).topics.get(self.topic)
+        if found is None or found.error is None:
+            return found is not None
+        if found.error.name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
+            return False
+        raise KafkaException(found.error)
+
+    def _last_message(self, low: int, end: int) -> EventStanding | None:
+        count = _TAIL
+        while True:
+            first = max(low, end - count)
+            found = self._read_from(first)
+            if found is not None or first <= low:
+                return found
+            count *= 8
+
+    def _read_from(self, first: int) -> EventStanding | None:
+        from confluent_kafka import KafkaException
+
+        reader, last = self._reader(), None
+        reader.assign([self._partition(first)])
+        try:
+            while True:
+                message = reader.poll(self._timeout_s)
+                if message is None:
+                    raise StoreError(f"store {self._brokers.store}: no broker answers in time ({self.topic})", retryable=True)
+                error = message.error()
+                if error is None:
+                    last = message.value() or last
+                elif error.name() == "_PARTITION_EOF":
+                    return None if last is None else self._standing(last)
+                elif error.name() != "GROUP_AUTHORIZATION_FAILED":  # the client asks for a group that nothing is done with
+                    raise KafkaException(error)
+        finally:
+            reader.unassign()
+
+    def _standing(self, value: bytes) -> EventStanding:
+        try:
+            return EventStanding.of(json.loads(value))
+        except (ValueError, KeyError, TypeError):
+            raise StoreError(
+                f"store {self._brokers.store}: the last message of {self.topic} is not one that we wrote",
+                retryable=False,
+                hint="nobody else may write there; name another topic in `ledger`, with which the store begins anew",
+            ) from None
+
+    def _partition(self, offset: int) -> TopicPartition:
+        from confluent_kafka import TopicPartition
+
+        return TopicPartition(self.topic, 0, offset)
+
+    def _reader(self) -> Consumer:
+        from confluent_kafka import Consumer
+
+        if self._consumer is None:
+            more = {"group.id": self.topic, "isolation.level": "read_committed", "enable.auto.commit": False}
+            self._consumer = Consumer(
+                self._brokers.settings(**more, **{"enable.partition.eof": True, "auto.offset.reset": "error"})
+            )
+        return self._consumer
+
+    def _admin(self) -> AdminClient:
+        from confluent_kafka.admin import AdminClient
+
+        return AdminClient(self._brokers.settings())
+
+    def _done(self, asked: Future[Any]) -> Any:
+        return asked.result(self._timeout_s + 5)
+
+
+def create(brokers: Brokers, admin: AdminClient, topic: str, partitions: int, settings: dict[str, str] | None = None) -> None:
+    """Creates a topic; one that somebody else has created meanwhile is as good. Raises KafkaException."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import NewTopic
+
+    copies = brokers.options.replication or -1
+    timeout_s = brokers.options.timeout_s
+    wanted = NewTopic(topic, partitions, copies, config=settings or {})
+    try:
+        admin.create_topics([wanted], operation_timeout=timeout_s, request_timeout=timeout_s)[topic].result(timeout_s + 5)
+    except KafkaException as error:
+        if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
+            raise

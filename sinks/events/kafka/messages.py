@@ -1,0 +1,44 @@
+"""Events → messages, as the client takes them. Pure. It takes one message a call, so here there is a Python object for each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sinks.events.event import Events
+from sinks.events.kafka.options import Options
+
+Headers = list[tuple[str, bytes | None]]
+
+
+def messages(events: Events, options: Options) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each event's position and message, and its tombstone behind it. Of ``order_by`` the ``group`` is what decides on the partition, which the
+    caller has to compute; without it the key does."""
+    names = {topic: options.topic_of(topic) for topic in set(events.column("topic").unique().to_pylist())}
+    columns = (events.column(name).to_pylist() for name in ("position", "topic", "op", "id", "key", "group", "body", "headers"))
+    for position, topic, op, event_id, key, group, body, headers in zip(*columns, strict=True):
+        keyed = {"topic": names[topic], "key": None if key is None else key.encode()}
+        if options.order_by:
+            keyed["group"] = group
+        message: dict[str, Any] = keyed | {"value": body, "headers": _headers(event_id, headers)}
+        yield position, message
+        if options.tombstones and op == "delete" and key is not None:
+            yield position, keyed | {"value": None}
+
+
+def _headers(event_id: str, written: str | None) -> Headers:
+    """The application's, as text, and ``id`` behind them, so that it is the last of that name, which is what clients ask for."""
+    found: Headers = []
+    if written is not None:
+        said = json.loads(written)
+        found = (
+            [(name, _text(value)) for name, value in said.items()] if isinstance(said, Mapping) else [("headers", written.encode())]
+        )
+    return [*found, ("id", event_id.encode())]
+
+
+def _text(value: Any) -> bytes | None:
+    if value is None or isinstance(value, str):
+        return None if value is None else value.encode()
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

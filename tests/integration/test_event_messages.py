@@ -1,0 +1,273 @@
+"""Events as messages of a real Kafka: what arrives, in which order, and that whoever reads what was committed sees nothing twice and misses nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, Message, TopicPartition, murmur2
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+
+from cdc.embedded.kafka import Kafka
+from cdc.errors import StopState, StoreError
+from cdc.follow.follower import Follower
+from cdc.model.batch import Op
+from cdc.model.position import Position
+from cdc.model.topic import TopicSchema
+from sinks.contract import EpochPassed
+from sinks.events.kafka import Options, make, sink
+from sinks.events.kafka.sink import KafkaChannel
+from sinks.events.sink import EventSink
+from tests.contract.rows import ORDERS, PAIRS, batch, order
+from tests.integration.test_event_streams import PLACED, placed
+from tests.logs import LooseLog, cut
+
+
+class Stage:
+    """One store with topics of its own, a log that is written by hand, and whoever follows it."""
+
+    def __init__(self, kafka: Kafka, folder: Path, prefix: str | None = None) -> None:
+        self.kafka, self.folder = kafka, folder
+        self.prefix = prefix or "t" + uuid.uuid4().hex[:8]
+        self.quiet = {"bootstrap.servers": kafka.servers, "log_level": 0}
+        self.log = LooseLog()
+
+    def options(self, **more: Any) -> Options:
+        given = {"servers": self.kafka.servers, "topic": self.prefix + ".{topic}", "ledger": f"__{self.prefix}.{{store}}"}
+        return Options.model_validate({"kind": "kafka", "create": True, "begin": "start", **given, **more})
+
+    def put(self, *batches: pa.RecordBatch) -> None:
+        for one in batches:
+            self.log.put(one)
+
+    def follow(self, **more: Any) -> Follower:
+        """To the log's head, as a process that ends then."""
+        follower = Follower("bus", self.options(**more), self.folder, self.log.reader(), self.folder, threading.Event())
+        follower.start()
+        follower.follow_to(self.log.head)
+        follower.close()
+        follower.release_lease()
+        return follower
+
+    def opened(self, epoch: int, **more: Any) -> EventSink:
+        sink = make("bus", self.options(**more))
+        sink.open(self.log.reader(), epoch)
+        sink.prepare(TopicSchema.of(ORDERS))
+        return sink
+
+    def topic(self, name: str, partitions: int = 1, config: dict[str, str] | None = None) -> None:
+        """Creates it."""
+        admin = AdminClient(self.quiet)
+        admin.create_topics([NewTopic(name, partitions, config=config or {})])[name].result(60)
+
+    def messages(self, topic: str, *, own: bool = True) -> list[Message]:
+        """All that is committed, partition by partition."""
+        name = f"{self.prefix}.{topic}" if own else topic
+        more = {"group.id": "any", "isolation.level": "read_committed", "enable.partition.eof": True, "auto.offset.reset": "error"}
+        consumer = Consumer({**self.quiet, **more})
+        partitions = consumer.list_topics(name, timeout=60).topics[name].partitions
+        consumer.assign([TopicPartition(name, one, 0) for one in partitions])
+        found, ended = [], 0
+        while ended < len(partitions):
+            message = consumer.poll(60)
+            assert message is not None
+            if (error := message.error()) is None:
+                found.append(message)
+            else:
+                assert error.name() == "_PARTITION_EOF", error
+                ended += 1
+        consumer.close()
+        return sorted(found, key=lambda one: (one.partition() or 0, one.offset() or 0))
+
+    def statuses(self, topic: str = "public.orders") -> list[tuple[int, str]]:
+        bodies = [json.loads(one.value() or b"") for one in self.messages(topic)]
+        return [(one["position"], one["after"]["status"]) for one in bodies]
+
+    def ledger(self) -> list[dict[str, str]]:
+        return [json.loads(one.value() or b"") for one in self.messages(f"__{self.prefix}.bus", own=False)]
+
+
+@pytest.fixture
+def stage(kafka: Kafka, tmp_path: Path) -> Stage:
+    return Stage(kafka, tmp_path)
+
+
+def headers(message: Message) -> dict[str, str]:
+    return {name: bytes(value or b"").decode() for name, value in message.headers() or []}
+
+
+def test_events_arrive_as_they_were_written_in_the_order_of_their_commits(stage: Stage) -> None:
+    odd = '{"a": [], "b": null, "c": 1.0, "d": 12345678901234567890}'
+    stage.put(
+        batch(PLACED, [(Op.INSERT, 1, placed(1, odd, '{"tenant": "north", "n": 1}')), (Op.INSERT, 3, placed(2, None))]),
+        batch(ORDERS, [(Op.INSERT, 2, order(7)), (Op.UPDATE, 4, order(7, "paid")), (Op.DELETE, 5, {"id": "7"})]),
+    )
+    assert stage.follow(tombstones=True).applied == stage.log.head
+    first, second = stage.messages("outbox.order")
+    assert (first.key(), first.value()) == (b"7", odd.encode())
+    assert headers(first) == {"tenant": "north", "n": "1", "id": placed(1, None)["id"]}
+    assert (second.key(), second.value()) == (b"7", None)
+    changes = stage.messages("public.orders")
+    assert [one.key() for one in changes] == [b"7"] * 4
+    assert changes[3].value() is None
+    bodies = [json.loads(one.value() or b"") for one in changes[:3]]
+    assert [(one["op"], one["position"]) for one in bodies] == [("insert", 2), ("update", 4), ("delete", 5)]
+    assert headers(changes[0]) == {"id": "public.orders:2"}
+    said = stage.ledger()
+    assert [(one["position"], one["progress"]) for one in said] == [("0", "0"), ("5", "5")]
+
+
+def test_a_writer_that_was_replaced_adds_nothing(stage: Stage) -> None:
+    rows = batch(ORDERS, [(Op.INSERT, at, order(at)) for at in range(1, 4)])
+    stage.put(rows)
+    sleeping = stage.opened(1)
+    sleeping.apply(rows.slice(0, 2))
+    sleeping.commit(cut(2))
+    sleeping.apply(rows)
+    stage.opened(2).close()
+    with pytest.raises(EpochPassed):
+        sleeping.commit(cut(3))
+    sleeping.close()
+    with pytest.raises(EpochPassed):
+        stage.opened(1)
+    assert stage.statuses() == [(1, "new"), (2, "new")]
+    again = stage.opened(3)
+    assert again.held("public.orders") == 2
+    again.apply(rows)
+    again.commit(cut(3))
+    assert again.applied() == cut(3)
+    again.close()
+    assert stage.statuses() == [(1, "new"), (2, "new"), (3, "new")]
+
+
+def test_an_open_transaction_of_a_writer_that_died_is_undone(stage: Stage) -> None:
+    rows = batch(ORDERS, [(Op.INSERT, at, order(at)) for at in range(1, 4)])
+    stage.put(rows)
+    dead = stage.opened(1)
+    dead.apply(rows)
+    channel = dead._channel
+    assert isinstance(channel, KafkaChannel)
+    for events in dead._waiting.in_order():
+        channel.deliver(events, Position(3))
+    assert channel._producer is not None
+    channel._producer.flush(60)
+    dead.close()
+    assert stage.follow().applied == cut(3)
+    assert stage.statuses() == [(1, "new"), (2, "new"), (3, "new")]
+
+
+def test_what_another_writer_commits_before_it_is_shut_out_is_not_delivered_again(stage: Stage) -> None:
+    rows = batch(ORDERS, [(Op.INSERT, 1, order(1))])
+    stage.put(rows)
+    earlier = stage.opened(1)
+    earlier.apply(rows)
+    later = make("bus", stage.options())
+    channel = later._channel
+    assert isinstance(channel, KafkaChannel)
+    standing = channel.standing()
+    assert standing is not None
+    earlier.commit(cut(1))
+    with pytest.raises(StoreError, match="has committed meanwhile"):
+        channel.begin(replace(standing, epoch=2))
+    later.close()
+    earlier.close()
+    assert stage.follow().applied == cut(1)
+    assert stage.statuses() == [(1, "new")]
+
+
+def test_large_commits_go_in_several_transactions(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "TRANSACTION_EVENTS", 2)
+    stage.put(batch(ORDERS, [(Op.INSERT, 1, order(1)), (Op.INSERT, 3, order(3))]))
+    stage.put(batch(PAIRS, [(Op.INSERT, 2, {"a": "x", "b": "y", "v": "1"}), (Op.INSERT, 4, {"a": "x", "b": "z", "v": "1"})]))
+    stage.follow()
+    assert [(one["position"], one["progress"]) for one in stage.ledger()][-2:] == [("0", "3"), ("4", "4")]
+
+
+def test_a_topic_that_does_not_exist_is_waited_for(stage: Stage) -> None:
+    stage.put(batch(ORDERS, [(Op.INSERT, 1, order(1))]))
+    first = stage.opened(1, create=False)
+    first.apply(batch(ORDERS, [(Op.INSERT, 1, order(1))]))
+    with pytest.raises(StoreError, match=r"topic .*public\.orders: there is no such topic") as refused:
+        first.commit(cut(1))
+    assert refused.value.retryable
+    first.close()
+    stage.topic(f"{stage.prefix}.public.orders", 4)
+    assert stage.follow(create=False).applied == cut(1)
+    [message] = stage.messages("public.orders")
+    assert message.partition() == murmur2(b"1", 4)
+
+
+def test_order_by_decides_on_the_partition(stage: Stage) -> None:
+    stage.put(batch(ORDERS, [(Op.INSERT, at, order(at, "s" + str(at % 3))) for at in range(1, 30)]))
+    stage.follow(partitions=5, order_by=["status"])
+    found = stage.messages("public.orders")
+    assert len(found) == 29
+    for one in found:
+        status = json.loads(one.value() or b"")["after"]["status"]
+        assert one.partition() == murmur2(status.encode(), 5)
+
+
+def test_a_ledger_that_would_forget_or_has_forgotten_is_refused(stage: Stage) -> None:
+    stage.put(batch(ORDERS, [(Op.INSERT, 1, order(1))]))
+    name = f"__{stage.prefix}.bus"
+    admin = AdminClient(stage.quiet)
+    stage.topic(name, config={"cleanup.policy": "delete"})
+    with pytest.raises(StoreError, match=r"has the cleanup\.policy delete"):
+        stage.opened(1)
+    resource = ConfigResource(ResourceType.TOPIC, name)
+    compacted = ConfigEntry("cleanup.policy", "compact,delete", incremental_operation=AlterConfigOpType.SET)
+    resource.add_incremental_config(compacted)
+    admin.incremental_alter_configs([resource])[resource].result(60)
+    with pytest.raises(StoreError, match="would be forgotten"):
+        stage.opened(2)
+    compacted.value = "compact"
+    admin.incremental_alter_configs([resource])[resource].result(60)
+    assert stage.follow().applied == cut(1)
+    compacted.value = "delete"
+    admin.incremental_alter_configs([resource])[resource].result(60)
+    admin.delete_records([TopicPartition(name, 0, -1)])[TopicPartition(name, 0, -1)].result(60)
+    with pytest.raises(StoreError, match="what it said is gone") as gone:
+        stage.opened(3)
+    assert not gone.value.retryable
+    assert stage.statuses() == [(1, "new")]
+
+
+def test_an_event_that_is_too_long_is_named(stage: Stage) -> None:
+    rows = batch(ORDERS, [(Op.INSERT, 1, order(1)), (Op.INSERT, 2, order(2, "x" * 2000))])
+    stage.put(rows)
+    first = stage.opened(1, message_bytes_max=1500)
+    first.apply(rows)
+    with pytest.raises(StoreError, match=r"the event at position 2 has 2\d\d\d bytes") as refused:
+        first.commit(cut(2))
+    assert "xxx" not in str(refused.value)
+    first.close()
+    name = f"{stage.prefix}.narrow"
+    stage.topic(name, config={"max.message.bytes": "500"})
+    narrow = stage.opened(2, topic=name, compression="none")
+    narrow.apply(rows)
+    with pytest.raises(StoreError, match=r"topic .*narrow: an event is longer than the topic takes"):
+        narrow.commit(cut(2))
+    narrow.close()
+
+
+def test_another_logs_events_are_not_mixed_in(stage: Stage) -> None:
+    stage.put(batch(ORDERS, [(Op.INSERT, 1, order(1))]))
+    stage.follow()
+    other = Stage(stage.kafka, stage.folder / "other", stage.prefix)
+    other.folder.mkdir()
+    other.put(batch(ORDERS, [(Op.INSERT, 1, order(9))]))
+    assert other.follow().status.stop == StopState.OTHER_LOG
+    assert len(stage.messages("public.orders")) == 1
+
+
+def test_nobody_answers(stage: Stage) -> None:
+    stage.put(batch(ORDERS, [(Op.INSERT, 1, order(1))]))
+    with pytest.raises(StoreError, match="no broker answers") as refused:
+        stage.opened(1, servers="127.0.0.1:1", timeout_s=1)
+    assert refused.value.retryable
