@@ -1,7 +1,7 @@
 """The store's own tables in the target database: its mark, and for each topic which table it has there and how far that one holds it.
 
 They live in the same database as the rows, so one transaction writes both. What can still be lost by itself is a table (dropped, replaced), or these
-marks; ``TableEntry.there`` says whether the table that an entry is about is the very one (by its OID) that the rows went to.
+marks; ``TableEntry.there`` says whether the table that an entry is about is the very one (by its number) that the rows went to.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cdc.model.lineage import Mark
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import EpochPassed, Shape
-from sinks.sql.database import SqlSession
+from sinks.sql.dialect import SqlSession
 from sinks.sql.names import LEDGER_SCHEMA, TargetPlace
 
 _MAKE: Final = (
@@ -24,9 +24,9 @@ _MAKE: Final = (
         store text primary key, epoch bigint not null,
         log text not null, history text not null, position bigint not null, commit_lsn bigint not null, commit_ts_us bigint not null)""",
     f"""create table if not exists {LEDGER_SCHEMA}.tables (
-        store text, topic text, table_schema text, table_name text, table_oid bigint, shape text, shape_position bigint not null,
+        store text, topic text, table_schema text, table_name text, table_number bigint, shape text, shape_position bigint not null,
         log text not null, history text not null, position bigint not null, commit_lsn bigint not null, commit_ts_us bigint not null,
-        primary key (store, topic), unique (table_schema, table_name))""",
+        primary key (store, topic))""",
 )
 _MARK: Final = "log, history, position, commit_lsn, commit_ts_us"
 _GIVEN: Final = ":log, :history, :position, :commit_lsn, :commit_ts_us"
@@ -34,23 +34,23 @@ _GIVEN: Final = ":log, :history, :position, :commit_lsn, :commit_ts_us"
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """One topic. ``oid`` None: its changes up to the mark have left nothing to hold, so it has no table."""
+    """One topic. ``number`` None: its changes up to the mark have left nothing to hold, so it has no table."""
 
     topic: str
     mark: Mark
     place: TargetPlace | None = None
-    oid: int | None = None
+    number: int | None = None
     shape: Shape | None = None
     there: bool = True
 
     @property
     def counts(self) -> bool:
         """Whether what it says is true of what is there."""
-        return self.there or self.oid is None
+        return self.there or self.number is None
 
     @property
     def has_table(self) -> bool:
-        return self.there and self.oid is not None
+        return self.there and self.number is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,7 @@ def make(session: SqlSession) -> None:
 
 
 def exists(session: SqlSession) -> bool:
-    found = session.rows("select to_regclass(:name) is not null", name=f"{LEDGER_SCHEMA}.tables")
-    return bool(found[0][0])
+    return session.dialect.standing(session, TargetPlace(LEDGER_SCHEMA, "tables")) is not None
 
 
 def read(session: SqlSession, store: str, *, lock: bool = False) -> SqlLedger:
@@ -86,13 +85,12 @@ def read(session: SqlSession, store: str, *, lock: bool = False) -> SqlLedger:
     if not exists(session):
         return SqlLedger()
     marks = session.rows(
-        f"select epoch, {_MARK} from {LEDGER_SCHEMA}.marks where store = :store {'for update' if lock else ''}", store=store
+        f"select epoch, {_MARK} from {LEDGER_SCHEMA}.marks where store = :store{session.dialect.lock if lock else ''}", store=store
     )
     found = session.rows(
-        f"""select topic, table_schema, table_name, table_oid, shape, shape_position, {_MARK}, c.oid is not null
-        from {LEDGER_SCHEMA}.tables t
-        left join (pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace)
-          on c.oid = t.table_oid and c.relname = t.table_name and n.nspname = t.table_schema and c.relkind = 'r'
+        f"""select topic, table_schema, table_name, table_number, shape, shape_position, {_MARK}, c.number is not null
+        from {LEDGER_SCHEMA}.tables t left join {session.dialect.tables} c
+          on c.number = t.table_number and c.name = t.table_name and c.schema = t.table_schema
         where t.store = :store""",
         store=store,
     )
@@ -128,11 +126,15 @@ def _given(mark: Mark) -> dict[str, Any]:
     }
 
 
+def _taken(columns: str) -> str:
+    return ", ".join(f"{name} = excluded.{name}" for name in columns.split(", "))
+
+
 def sign(session: SqlSession, store: str, epoch: int, mark: Mark) -> None:
     """Writes the store's own mark."""
     session.write(
         f"""insert into {LEDGER_SCHEMA}.marks (store, epoch, {_MARK}) values (:store, :epoch, {_GIVEN})
-        on conflict (store) do update set (epoch, {_MARK}) = (:epoch, {_GIVEN})""",
+        on conflict (store) do update set {_taken(f"epoch, {_MARK}")}""",
         store=store,
         epoch=epoch,
         **_given(mark),
@@ -141,15 +143,15 @@ def sign(session: SqlSession, store: str, epoch: int, mark: Mark) -> None:
 
 def put(session: SqlSession, store: str, entry: TableEntry) -> None:
     session.write(
-        f"""insert into {LEDGER_SCHEMA}.tables (store, topic, table_schema, table_name, table_oid, shape, shape_position, {_MARK})
-        values (:store, :topic, :table_schema, :table_name, :oid, :shape, :shape_position, {_GIVEN})
-        on conflict (store, topic) do update set (table_schema, table_name, table_oid, shape, shape_position, {_MARK}) =
-        (:table_schema, :table_name, :oid, :shape, :shape_position, {_GIVEN})""",
+        f"""insert into {LEDGER_SCHEMA}.tables (store, topic, table_schema, table_name, table_number, shape, shape_position, {_MARK})
+        values (:store, :topic, :table_schema, :table_name, :number, :shape, :shape_position, {_GIVEN})
+        on conflict (store, topic) do update set
+        {_taken(f"table_schema, table_name, table_number, shape, shape_position, {_MARK}")}""",
         store=store,
         topic=entry.topic,
         table_schema=None if entry.place is None else entry.place.schema,
         table_name=None if entry.place is None else entry.place.name,
-        oid=entry.oid,
+        number=entry.number,
         shape=None if entry.shape is None else entry.shape.schema.to_json(),
         shape_position=0 if entry.shape is None else int(entry.shape.position),
         **_given(entry.mark),

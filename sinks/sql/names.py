@@ -69,9 +69,12 @@ class TableSign:
     store: str
     topic: str
     log: str
+    number: int = 0
+    """What tells the table from another one at its place, in a database that has no such number itself; 0: none."""
 
     def text(self) -> str:
-        return _SIGN + json.dumps({"store": self.store, "topic": self.topic, "log": self.log}, ensure_ascii=False)
+        raw = {"store": self.store, "topic": self.topic, "log": self.log}
+        return _SIGN + json.dumps(raw | ({"number": self.number} if self.number else {}), ensure_ascii=False)
 
     @classmethod
     def of(cls, comment: str | None) -> Self | None:
@@ -80,6 +83,6 @@ class TableSign:
             return None
         try:
             raw = json.loads(comment[len(_SIGN) :])
-            return cls(raw["store"], raw["topic"], raw["log"])
+            return cls(raw["store"], raw["topic"], raw["log"], raw.get("number", 0))
         except (ValueError, KeyError, TypeError):
             return None

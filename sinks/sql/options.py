@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Self
+from urllib.parse import unquote
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from cdc.settings.models import StoreOptions
 
 MB: Final = 2**20
 TEMPLATE: Final = "{schema}"
 _SCHEMES: Final = ("postgresql://", "postgres://")
+_FILE: Final = "duckdb://"
 
 
 class Options(StoreOptions):
     """The options that only a SQL database has."""
 
     url: SecretStr
-    """`postgresql://user@host:port/database`, with libpq's parameters behind `?`, such as `sslmode=verify-full`. It may hold the password."""
+    """`postgresql://user@host:port/database`, with libpq's parameters behind `?`, such as `sslmode=verify-full`. It may hold the password. Or a
+    DuckDB file on this machine: `duckdb:///data/reports.duckdb`."""
     password: SecretStr | None = None
     """The password, where the URL has none."""
     namespace: str = TEMPLATE
@@ -33,11 +37,27 @@ class Options(StoreOptions):
     @classmethod
     def _is_an_address(cls, url: Any) -> Any:
         text = url.get_secret_value() if isinstance(url, SecretStr) else url
-        if isinstance(text, str) and not text.startswith(_SCHEMES):
+        if isinstance(text, str) and not text.startswith((*_SCHEMES, f"{_FILE}/")):
             raise ValueError(
-                'is not an address such as "postgresql://user@host:5432/database"'
+                'is not an address such as "postgresql://user@host:5432/database" or "duckdb:///data/reports.duckdb"'
             )  # never shown: it may hold a password
         return url
+
+    @model_validator(mode="after")
+    def _a_file_has_no_password(self) -> Self:
+        if self.file is not None and self.password is not None:
+            raise ValueError("password: a DuckDB file has none; leave it out")
+        return self
+
+    @property
+    def file(self) -> Path | None:
+        """The file of a DuckDB database; None for a server."""
+        url = self.url.get_secret_value()
+        return Path("/" + unquote(url.removeprefix(_FILE)).lstrip("/")) if url.startswith(_FILE) else None
+
+    @property
+    def disk_path(self) -> Path | None:
+        return None if self.file is None else self.file.parent
 
     @field_validator("namespace")
     @classmethod

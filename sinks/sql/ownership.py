@@ -7,19 +7,20 @@ from cdc.model.position import START, ZERO_CUT
 from cdc.model.topic import TopicSchema
 from sinks.contract import Shape
 from sinks.sql import ledger
-from sinks.sql.database import SqlSession
+from sinks.sql import table as tables
+from sinks.sql.dialect import SqlSession
 from sinks.sql.ledger import TableEntry
 from sinks.sql.names import TableSign, TargetPlace
-from sinks.sql.table import TargetTable, refused, signed_tables, standing
+from sinks.sql.table import refused
 
 
 def made(session: SqlSession, store: str, schema: TopicSchema, place: TargetPlace, lineage: Lineage) -> TableEntry:
     """A table without rows for a topic that has none. What stands at its place goes if it is ours, and is refused by name if it is not."""
     refuse_taken(session, store, schema, place, lineage.log)
-    if (found := standing(session, place)) is not None and found.sign is not None:
+    if (found := session.dialect.standing(session, place)) is not None and found.sign is not None:
         session.run(f"drop table {place.sql}")
-    table = TargetTable.made(session, schema, place, TableSign(store, schema.topic, lineage.log))
-    entry = TableEntry(schema.topic, lineage.mark(ZERO_CUT), place, table.oid, Shape(schema, START))
+    table = tables.made(session, schema, place, TableSign(store, schema.topic, lineage.log))
+    entry = TableEntry(schema.topic, lineage.mark(ZERO_CUT), place, table.number, Shape(schema, START))
     ledger.put(session, store, entry)
     return entry
 
@@ -30,11 +31,11 @@ def refuse_taken(session: SqlSession, store: str, schema: TopicSchema, place: Ta
     owner = ledger.owner(session, place)
     if owner is not None and owner != mine:
         raise refused(place, f"belongs to store {owner[0]} and topic {owner[1]}")
-    found = standing(session, place)
+    found = session.dialect.standing(session, place)
     if found is None:
         return
     sign = found.sign
-    if found.kind != "r" or sign is None:
+    if not found.plain or sign is None:
         raise refused(place, "is not one that this store has made, and is left as it is")
     if (sign.store, sign.topic) != mine:
         raise refused(place, f"belongs to store {sign.store} and topic {sign.topic}")
@@ -55,5 +56,5 @@ def erase(session: SqlSession, store: str) -> None:
         for entry in ledger.read(session, store, lock=True).entries.values():
             remove(session, store, entry)
         ledger.remove_all(session, store)
-    for place, _ in list(signed_tables(session, store)):
+    for place, _ in list(session.dialect.signed_tables(session, store)):
         session.run(f"drop table {place.sql}")

@@ -14,11 +14,10 @@ from cdc.model.lineage import Lineage
 from cdc.model.position import ZERO_CUT, Cut
 from sinks.contract import EpochPassed, Outcome, TopicAsOf
 from sinks.sql import ledger, ownership
-from sinks.sql.database import SqlSession, TargetDatabase
+from sinks.sql.dialect import SqlSession, TargetDatabase
 from sinks.sql.names import TableSign, place_of
 from sinks.sql.options import Options
 from sinks.sql.rowwriter import SqlRowWriter
-from sinks.sql.table import TargetTable, standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +74,11 @@ class SqlRebuild:
             entry = None
         if entry is None:
             ownership.refuse_taken(session, self.store, schema, place, None)
-            found = standing(session, place)
+            found = session.dialect.standing(session, place)
             if found is not None:
                 session.run(f"drop table {place.sql}")
             entry = ownership.made(session, self.store, schema, place, self.lineage)
-        table = TargetTable(session, place)
+        table = session.dialect.table(session, place)
         known = entry.shape.schema.names if entry.shape is not None else ()
         writer = SqlRowWriter(session, table, topic.shape)
         count = writer.replace_all(schema, known, (came.rows for came in topic.rows()))

@@ -1,8 +1,4 @@
-"""Rows into one table, within one transaction: COPY of canonical text into a temporary table, then one DELETE and one INSERT.
-
-The temporary table has the types of the table's own columns, so the database reads each text once. A text that its column's type does not take turns the
-column, there and in the table, into text, and the rows are sent again.
-"""
+"""Rows into one table, within one transaction: staged in a temporary table, then one DELETE and one INSERT."""
 
 from __future__ import annotations
 
@@ -17,15 +13,11 @@ from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
 from sinks.barrier import RowsBefore, TableBarrier, barrier_of
 from sinks.contract import Shape
-from sinks.render.rowtext import keys, row_text
+from sinks.render.rowtext import keys
 from sinks.reshape import same_origin
-from sinks.sql.database import DataRefused, SqlSession
-from sinks.sql.kinds import TEXT
-from sinks.sql.names import GONE, IDENTITY, quoted
-from sinks.sql.table import TargetTable, digest, digested, key_columns
+from sinks.sql.dialect import SqlSession
+from sinks.sql.table import TargetTable
 
-_STAGED: Final = "pg_temp.headwater_rows"
-_TEXTS: Final = "pg_temp.headwater_texts"
 _GROUP_BYTES: Final = 64 * 2**20
 """So much goes in with one INSERT."""
 
@@ -52,28 +44,22 @@ class SqlRowWriter:
 
     def replace_all(self, schema: TopicSchema, known: Sequence[str], rows: Iterable[pa.RecordBatch]) -> int:
         """Replaces every row by these, one a key. ``known``: the columns that were the store's before. Returns how many there are."""
-        fits = self._table.fits(schema)
-        count, wanted = 0, dict(self._table.columns)
-        if not fits:
-            from sinks.sql.kinds import column_type
-
-            wanted = {field.name: column_type(field) for field in schema.fields}
-        self._stage({name: wanted[name] for name in schema.names})
+        fits, dialect = self._table.fits(schema), self._session.dialect
+        wanted = dict(self._table.columns) if fits else {field.name: dialect.column_type(field) for field in schema.fields}
+        staged = dialect.stage(self._session, schema, wanted)
+        count, changed = 0, set[str]()
         for batch in rows:
-            texts = _with(row_text(batch, schema), np.zeros(len(batch), np.bool_))
-            wanted.update(dict.fromkeys(self._send(texts, wanted, schema.names), TEXT))
+            changed.update(staged.send(batch, np.zeros(len(batch), np.bool_)))
             count += len(batch)
-        if fits and key_columns(schema):
-            self._session.run(
-                f"delete from {self._table.place.sql} t where not exists (select from {_STAGED} r where {self._match(schema)})"
-            )
+        if fits and schema.key:
+            self._table.keep_only(schema, staged)
         else:
             self._table.empty()
         if not fits:
             self._table.replace_columns(known, schema)
-        self._turn(wanted, schema.names)
-        self._insert(schema)
-        self._session.run(f"drop table {_STAGED}")
+        self._turn(changed)
+        self._table.put(schema, staged)
+        staged.drop()
         return count
 
     def _pass(self, barrier: TableBarrier) -> None:
@@ -91,79 +77,18 @@ class SqlRowWriter:
         last = _last_of_each(keys(batch, schema)) if schema.key else np.flatnonzero(~gone)
         chosen = batch if len(last) == len(batch) else batch.take(pa.array(last))
         gone = gone[last]
-        columns = {name: self._table.columns[name] for name in schema.names}
-        self._stage(columns)
-        changed = self._send(_with(row_text(chosen, schema), gone), columns, schema.names)
-        self._turn(dict.fromkeys(changed, TEXT), changed)
+        staged = self._session.dialect.stage(self._session, schema, self._table.columns)
+        self._turn(staged.send(chosen, gone))
         if gone.any():
-            self._session.run(f"delete from {self._table.place.sql} t using {_STAGED} r where r.{GONE} and {self._match(schema)}")
+            self._table.remove(schema, staged)
         if not gone.all():
-            self._insert(schema)
-        self._session.run(f"drop table {_STAGED}")
+            self._table.put(schema, staged)
+        staged.drop()
 
-    def _stage(self, columns: dict[str, str]) -> None:
-        made = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
-        self._session.run(
-            f"create temporary table {_STAGED.split('.')[1]} ({made}{', ' if made else ''}{GONE} boolean) on commit drop"
-        )
-
-    def _send(self, rows: pa.RecordBatch, columns: dict[str, str], names: Sequence[str]) -> Sequence[str]:
-        """Returns the columns that have become text for it."""
-        listed = ", ".join(map(quoted, (*names, GONE)))
-        statement = f"copy {_STAGED} ({listed}) from stdin"
-        try:
-            self._session.copy_in(statement, [rows])
-        except DataRefused:
-            odd = [name for name in self._unfit(rows, columns, names) if columns[name] != TEXT]
-            for name in odd:
-                turned = f"left({quoted(name)}::text, 1)" if columns[name] == "boolean" else f"{quoted(name)}::text"
-                self._session.run(f"alter table {_STAGED} alter column {quoted(name)} type text using {turned}")
-            self._session.copy_in(statement, [rows])
-            return odd
-        return ()
-
-    def _unfit(self, rows: pa.RecordBatch, columns: dict[str, str], names: Sequence[str]) -> Iterator[str]:
-        """The columns with a text that is no value of their type."""
-        made = ", ".join(f"{quoted(name)} text" for name in (*names, GONE))
-        self._session.run(f"create temporary table {_TEXTS.split('.')[1]} ({made}) on commit drop")
-        self._session.copy_in(f"copy {_TEXTS} from stdin", [rows])
+    def _turn(self, names: Iterable[str]) -> None:
         for name in names:
-            try:
-                with self._session.attempt():
-                    self._session.run(
-                        f"create temporary table headwater_probe on commit drop as select {quoted(name)}::{columns[name]} from {_TEXTS}"
-                    )
-                    self._session.run("drop table pg_temp.headwater_probe")
-            except DataRefused:
-                yield name
-        self._session.run(f"drop table {_TEXTS}")
-
-    def _turn(self, wanted: dict[str, str], names: Sequence[str]) -> None:
-        for name in names:
-            if wanted[name] == TEXT and self._table.columns[name] != TEXT:
+            if self._table.columns[name] != self._session.dialect.text:
                 self._table.become_text(name)
-
-    def _insert(self, schema: TopicSchema) -> None:
-        names = list(schema.names)
-        columns, values = list(map(quoted, names)), [f"r.{quoted(name)}" for name in names]
-        if digested(schema):
-            columns.append(IDENTITY)
-            values.append(digest(schema, "r"))
-        key = key_columns(schema)
-        others = [quoted(name) for name in names if name not in key and not digested(schema)]
-        conflict = ""
-        if key:
-            done = f"update set {', '.join(f'{name} = excluded.{name}' for name in others)}" if others else "nothing"
-            conflict = f" on conflict ({', '.join(map(quoted, key))}) do {done}"
-        into = f"({', '.join(columns)}) " if columns else ""
-        self._session.run(
-            f"insert into {self._table.place.sql} {into}select {', '.join(values)} from {_STAGED} r where not r.{GONE}{conflict}"
-        )
-
-    def _match(self, schema: TopicSchema) -> str:
-        if digested(schema):
-            return f"t.{IDENTITY} = {digest(schema, 'r')}"
-        return " and ".join(f"t.{quoted(name)} = r.{quoted(name)}" for name in key_columns(schema))
 
 
 def _groups(batches: Iterable[pa.RecordBatch], held: Position) -> Iterator[list[pa.RecordBatch]]:
@@ -196,8 +121,3 @@ def _last_of_each(texts: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]
     numbers = pa.array(np.arange(len(texts), dtype=np.int64))
     grouped = pa.table({"key": texts, "number": numbers}).group_by("key", use_threads=False).aggregate([("number", "max")])
     return np.sort(grouped.column("number_max").to_numpy())
-
-
-def _with(texts: pa.RecordBatch, gone: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.RecordBatch:
-    flags = pa.DictionaryArray.from_arrays(pa.array(gone.astype(np.int8)), pa.array(["f", "t"])).cast(pa.utf8())
-    return pa.RecordBatch.from_arrays([*texts.columns, flags], names=[*texts.schema.names, GONE])

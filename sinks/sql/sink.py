@@ -1,4 +1,4 @@
-"""A SQL store: one table per topic in a Postgres database, written so that all tables of a cut become visible together.
+"""A SQL store: one table per topic in a database (Postgres, DuckDB), written so that all tables of a cut become visible together.
 
 What is applied waits in memory (``stagedchanges``) until ``commit``, which is one transaction of the target database: it locks the store's mark, checks that
 the mark and every table are as this writer left them and that no later writer has been there, writes the rows of all topics, moves the marks, commits.
@@ -25,15 +25,15 @@ from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, TopicAsOf, Traits
 from sinks.render.rowtext import row_text
 from sinks.sql import ledger, ownership
-from sinks.sql.database import SqlSession, TargetDatabase
+from sinks.sql.dialect import SqlSession
+from sinks.sql.dialects import dialect_of
 from sinks.sql.extent import SqlExtent
 from sinks.sql.ledger import SqlLedger, TableEntry
-from sinks.sql.names import TargetPlace, place_of
+from sinks.sql.names import place_of
 from sinks.sql.options import Options
 from sinks.sql.rebuild import SqlRebuild
 from sinks.sql.rowreader import SqlRowReader
 from sinks.sql.rowwriter import SqlRowWriter
-from sinks.sql.table import TargetTable
 from sinks.stagedchanges import StagedChanges
 
 
@@ -45,7 +45,8 @@ class SqlSink:
     def __init__(self, name: str, options: Options) -> None:
         self.name = name
         self.options = options
-        self._database = TargetDatabase(name, options)
+        self._dialect = dialect_of(options)
+        self._database = self._dialect.database(name, options)
         self._reader = SqlRowReader(name, options)
         self._staging = StagedChanges(options.staged_bytes)
         self._applied = ZERO_CUT
@@ -61,7 +62,7 @@ class SqlSink:
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
         self.close()
         extent = SqlExtent(self.name, self.options.tables, log, writing=epoch is not None)
-        with self._database.transaction() as session:
+        with self._database.transaction(reading=epoch is None) as session:
             if epoch is not None:
                 ledger.make(session)
             held = self._read(session, lock=epoch is not None)
@@ -79,7 +80,7 @@ class SqlSink:
 
     def applied(self) -> Cut:
         extent = self._opened()
-        with self._database.transaction() as session:
+        with self._database.transaction(reading=True) as session:
             return extent.whole(self._read(session))
 
     def held(self, topic: str) -> Position:
@@ -117,10 +118,11 @@ class SqlSink:
         self._known = self._known.with_entries(fresh)
 
     def foresee(self, schemas: Sequence[TopicSchema]) -> None:
-        taken: dict[TargetPlace, str] = {}
+        taken: dict[str, str] = {}
         for schema in schemas:
             place = place_of(schema, self.options.namespace)
-            if (other := taken.setdefault(place, schema.topic)) != schema.topic:
+            self._dialect.refuse(schema)
+            if (other := taken.setdefault(self._dialect.same_name(place), schema.topic)) != schema.topic:
                 raise ConfigError(
                     f"stores.{self.name}: {other} and {schema.topic} would both be the table {place}",
                     hint='let the namespace contain {schema}, as in "copy_{schema}"',
@@ -140,7 +142,7 @@ class SqlSink:
         self._opened()
         entry = self._known.entries.get(topic)
         if entry is None and self._epoch is None:
-            with self._database.transaction() as session:
+            with self._database.transaction(reading=True) as session:
                 entry = self._read(session).entries.get(topic)
         return entry.shape if entry is not None and entry.has_table else None
 
@@ -187,7 +189,7 @@ class SqlSink:
     def _write(self, session: SqlSession, entry: TableEntry, mark: Mark) -> TableEntry:
         assert entry.place is not None
         assert entry.shape is not None
-        writer = SqlRowWriter(session, TargetTable(session, entry.place), entry.shape)
+        writer = SqlRowWriter(session, session.dialect.table(session, entry.place), entry.shape)
         writer.write(self._staging.batches(entry.topic), entry.mark.cut.position)
         now = replace(entry, mark=max(mark, entry.mark, key=lambda one: one.cut.position), shape=writer.shape)
         ledger.put(session, self.name, now)

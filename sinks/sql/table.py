@@ -1,61 +1,21 @@
-"""One table in the target database: its columns as the catalog has them, and the changes that make them fit a definition.
+"""One table in a target database: its columns as the catalog has them, and the changes that make them fit a definition.
 
-A column keeps its name and takes the type of ``column_type``. Where a value is none of that type (a store whose policy keeps the former definition is given
-such), the column becomes text, which holds everything. Columns that somebody has added by himself stay.
+A column keeps its name and takes the type that the dialect has for it. Where a value is none of that type, the column becomes text, which holds everything.
+Columns that somebody has added by himself stay.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+
+import pyarrow as pa
 
 from cdc.errors import StopState, StoreError
 from cdc.model.topic import TopicField, TopicSchema
 from sinks.reshape import origins
-from sinks.sql.database import DataRefused, SqlSession
-from sinks.sql.kinds import TEXT, column_type
-from sinks.sql.names import IDENTITY, TableSign, TargetPlace, literal, quoted
-
-_HAS_INPUT_IS_VALID: Final = 160_000
-"""The first server version with pg_input_is_valid."""
-_MOST_ARGUMENTS: Final = 90
-"""A function takes a hundred."""
-
-
-@dataclass(frozen=True, slots=True)
-class Occupant:
-    """A relation that is at a place: its OID, kind (pg_class.relkind) and comment."""
-
-    oid: int
-    kind: str
-    sign: TableSign | None
-
-
-def standing(session: SqlSession, place: TargetPlace) -> Occupant | None:
-    """The relation at the place; None where there is none."""
-    found = session.rows(
-        """select c.oid::bigint, c.relkind::text, pg_catalog.obj_description(c.oid, 'pg_class')
-        from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-        where n.nspname = :schema and c.relname = :name""",
-        schema=place.schema,
-        name=place.name,
-    )
-    return Occupant(found[0][0], found[0][1], TableSign.of(found[0][2])) if found else None
-
-
-def signed_tables(session: SqlSession, store: str) -> Iterator[tuple[TargetPlace, TableSign]]:
-    """Every table whose comment says that it is of this store, of whatever log."""
-    found = session.rows(
-        """select n.nspname, c.relname, d.description from pg_catalog.pg_description d
-        join pg_catalog.pg_class c on c.oid = d.objoid join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-        where d.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass and d.objsubid = 0 and c.relkind = 'r'
-        and d.description like 'Headwater: {%'"""
-    )
-    for schema, name, comment in found:
-        sign = TableSign.of(comment)
-        if sign is not None and sign.store == store:
-            yield TargetPlace(schema, name), sign
+from sinks.sql.dialect import Dialect, SqlSession, StagedRows
+from sinks.sql.names import GONE, IDENTITY, TableSign, TargetPlace, quoted
 
 
 def refused(place: TargetPlace, whose: str) -> StoreError:
@@ -68,53 +28,86 @@ def refused(place: TargetPlace, whose: str) -> StoreError:
 
 
 def digested(schema: TopicSchema) -> bool:
-    """Whether rows are told apart by all they hold, and so in the table by a digest of it: NULL, long and unordered values have no index."""
+    """Whether rows are told apart by all they hold."""
     return schema.identity == "row" and bool(schema.key) and all(field.key for field in schema.fields)
 
 
-def key_columns(schema: TopicSchema) -> tuple[str, ...]:
-    """The columns of the table's primary key; none where nothing tells rows apart."""
-    return (IDENTITY,) if digested(schema) else tuple(field.name for field in schema.key)
-
-
-def digest(schema: TopicSchema, alias: str) -> str:
-    """The expression for ``IDENTITY`` over a row with the schema's columns. ``%L`` keeps NULL and every text apart from each other."""
-    names = [f"{alias}.{quoted(name)}" for name in schema.names]
-    pieces = [names[at : at + _MOST_ARGUMENTS] for at in range(0, len(names), _MOST_ARGUMENTS)]
-    texts = " || ',' || ".join(f"format({literal(','.join(['%L'] * len(piece)))}, {', '.join(piece)})" for piece in pieces)
-    return f"sha256(convert_to({texts}, 'UTF8'))"
-
-
-class TargetTable:
+class TargetTable(ABC):
     """Lives as long as one transaction."""
 
     def __init__(self, session: SqlSession, place: TargetPlace) -> None:
         self.place = place
         self._session = session
-        self._version: int | None = None
         self.columns: dict[str, str] = {}
         """Name → type, as the catalog has them now."""
         self._look()
 
-    @classmethod
-    def made(cls, session: SqlSession, schema: TopicSchema, place: TargetPlace, sign: TableSign) -> TargetTable:
-        """A new, empty table."""
-        if not session.rows("select 1 from pg_catalog.pg_namespace where nspname = :name", name=place.schema):
-            session.run(f"create schema {quoted(place.schema)}")
-        session.run(f"create table {place.sql} ({', '.join(_definitions(schema))})")
-        table = cls(session, place)
-        table.sign(sign)
-        table._tell_apart(schema)
-        return table
+    # --- what each dialect brings ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Reads the catalog."""
+
+    @abstractmethod
+    def _retype(self, name: str, kind: str, using: str) -> None: ...
+
+    @abstractmethod
+    def _retype_what_fits(self, name: str, kind: str) -> None:
+        """A value that is none of the new type becomes NULL: the rows of such a change are read again."""
+
+    @abstractmethod
+    def tell_apart(self, schema: TopicSchema, *, anew: bool = False) -> None:
+        """Makes what tells the schema's rows apart. ``anew``: what the rows that are there have of it is of other columns."""
+
+    @abstractmethod
+    def told_apart(self, schema: TopicSchema) -> bool:
+        """Whether ``tell_apart`` would change nothing."""
+
+    @abstractmethod
+    def become_text(self, name: str) -> None:
+        """The column holds the same texts as a column of text."""
+
+    @abstractmethod
+    def sign(self, sign: TableSign) -> None:
+        """Writes into the table's comment whose it is."""
+
+    @abstractmethod
+    def put(self, schema: TopicSchema, staged: StagedRows) -> None:
+        """Writes the staged rows that do not go, each over the row of its key."""
+
+    @abstractmethod
+    def match(self, schema: TopicSchema, staged: str) -> str:
+        """The condition that the row ``t`` has the key of the row ``staged``."""
+
+    @abstractmethod
+    def texts(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
+        """All rows, as ``sinks.contract.audit_schema(schema)``: canonical text."""
+
+    @abstractmethod
+    def found(self, schema: TopicSchema, keys: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """As ``texts``, the rows with these keys. ``keys``: the key's columns as text."""
+
+    # --- what is the same everywhere -------------------------------------------------------------------------------------------------
 
     @property
-    def oid(self) -> int:
-        found = standing(self._session, self.place)
+    def number(self) -> int:
+        found = self._dialect.standing(self._session, self.place)
         assert found is not None
-        return found.oid
+        return found.number
 
-    def sign(self, sign: TableSign) -> None:
-        self._session.run(f"comment on table {self.place.sql} is {literal(sign.text())}")
+    @property
+    def _dialect(self) -> Dialect:
+        return self._session.dialect
+
+    def remove(self, schema: TopicSchema, staged: StagedRows) -> None:
+        """Removes the rows of the staged keys that go."""
+        self._session.run(f"delete from {self.place.sql} t using {staged.sql} r where r.{GONE} and {self.match(schema, 'r')}")
+
+    def keep_only(self, schema: TopicSchema, staged: StagedRows) -> None:
+        """Removes the rows whose key is not staged."""
+        self._session.run(
+            f"delete from {self.place.sql} t where not exists (select 1 from {staged.sql} r where {self.match(schema, 'r')})"
+        )
 
     def empty(self) -> None:
         """DELETE: unlike TRUNCATE it waits for no reader, and whoever has begun to read goes on."""
@@ -127,12 +120,18 @@ class TargetTable:
             old, {name: field.name for name, field in came.items() if field is not None and field.name in self.columns}
         )
         for field in new.fields:
-            self._fit(field, emptied=emptied)
-        self._tell_apart(new, anew=digested(new) and not emptied and (not digested(old) or set(came) != set(old.names)))
+            before = came.get(field.name)
+            same = before is not None and before.structure == field.structure and self.columns.get(field.name) == self._dialect.text
+            if not same or emptied:  # one that became text goes on holding values that its type does not
+                self._fit(field, emptied=emptied)
+        self.tell_apart(new, anew=digested(new) and not emptied and (not digested(old) or set(came) != set(old.names)))
 
     def replace_columns(self, known: Sequence[str], schema: TopicSchema) -> None:
         """Makes those of an empty table what the schema wants. ``known``: columns that were the store's before."""
-        wanted = {field.name: column_type(field) for field in schema.fields}
+        wanted = {field.name: self._dialect.column_type(field) for field in schema.fields}
+        fresh = [name for name in schema.names if name not in self.columns]
+        for name in fresh:
+            self._add(name, wanted[name])  # first: a table has at least one column
         for name in known:
             if name in self.columns and self.columns[name] != wanted.get(name):
                 self._drop(name)
@@ -140,22 +139,19 @@ class TargetTable:
             if self.columns.get(field.name) not in (None, wanted[field.name]):
                 self._drop(field.name)
             self._fit(field, emptied=True)
-        self._tell_apart(schema)
+        self.tell_apart(schema)
 
     def fits(self, schema: TopicSchema) -> bool:
         """Whether nothing has to change before rows of the schema are written, whatever else is there."""
-        return all(self.columns.get(field.name) == column_type(field) for field in schema.fields) and (
-            self._primary_key()[1] == set(key_columns(schema))
+        return all(self.columns.get(field.name) == self._dialect.column_type(field) for field in schema.fields) and (
+            self.told_apart(schema)
         )
 
     def admit(self, schema: TopicSchema) -> None:
         """Adds the columns that rows of the schema have and the table lacks."""
         for field in schema.fields:
             if field.name not in self.columns:
-                self._add(field.name, column_type(field))
-
-    def become_text(self, name: str) -> None:
-        self._retype(name, TEXT, f"{quoted(name)}::text" if self.columns[name] != "boolean" else f"left({quoted(name)}::text, 1)")
+                self._add(field.name, self._dialect.column_type(field))
 
     def _keep_columns(self, old: TopicSchema, kept: Mapping[str, str]) -> None:
         """``kept``: new name → the name until now. The others that were the definition's go."""
@@ -172,83 +168,17 @@ class TargetTable:
             self._rename(f"_cdc_moving_{number}", new)
 
     def _fit(self, field: TopicField, *, emptied: bool) -> None:
-        name, wanted = field.name, column_type(field)
+        name, wanted = field.name, self._dialect.column_type(field)
         there = self.columns.get(name)
         if there is None:
             self._add(name, wanted)
         elif there != wanted:
-            if wanted == TEXT:
+            if wanted == self._dialect.text:
                 self.become_text(name)
             elif emptied:
-                self._retype(name, wanted, f"null::{wanted}")
+                self._retype(name, wanted, f"cast(null as {wanted})")
             else:
                 self._retype_what_fits(name, wanted)
-
-    def _retype_what_fits(self, name: str, wanted: str) -> None:
-        """A value that is none of the new type becomes NULL: the rows of such a change are read again."""
-        text = f"{quoted(name)}::text"
-        if self._server_version() >= _HAS_INPUT_IS_VALID:
-            valid = f"pg_input_is_valid({text}, {literal(wanted)})"
-            self._retype(name, wanted, f"case when {valid} then {text}::{wanted} end")
-            return
-        try:
-            with self._session.attempt():
-                self._retype(name, wanted, f"{text}::{wanted}")
-        except DataRefused:
-            self._look()
-            self._retype(name, wanted, f"null::{wanted}")
-
-    def _tell_apart(self, schema: TopicSchema, *, anew: bool = False) -> None:
-        """The primary key. ``anew``: the digests of the rows that are there are of other columns."""
-        wanted = key_columns(schema)
-        constraint, there = self._primary_key()
-        if there == set(wanted) and not anew:
-            return
-        if constraint is not None:
-            self._session.run(f"alter table {self.place.sql} drop constraint {quoted(constraint)}")
-            for name in there - set(wanted):
-                self._session.run(f"alter table {self.place.sql} alter column {quoted(name)} drop not null")
-        if IDENTITY in self.columns and IDENTITY not in wanted:
-            self._drop(IDENTITY)
-        if IDENTITY in wanted:
-            if IDENTITY not in self.columns:
-                self._add(IDENTITY, "bytea")
-            self._session.run(f"update {self.place.sql} t set {IDENTITY} = {digest(schema, 't')}")
-            self._session.run(
-                f"delete from {self.place.sql} t using (select ctid as at, row_number() over (partition by {IDENTITY}) as number "
-                f"from {self.place.sql}) twice where twice.at = t.ctid and twice.number > 1"
-            )
-        if wanted:
-            self._session.run(f"alter table {self.place.sql} add primary key ({', '.join(map(quoted, wanted))})")
-
-    def _primary_key(self) -> tuple[str | None, set[str]]:
-        """The constraint's name and columns."""
-        found = self._session.rows(
-            """select k.conname, a.attname from pg_catalog.pg_constraint k
-            join pg_catalog.pg_class c on c.oid = k.conrelid join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-            join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = any (k.conkey)
-            where k.contype = 'p' and n.nspname = :schema and c.relname = :name""",
-            schema=self.place.schema,
-            name=self.place.name,
-        )
-        return (found[0][0] if found else None), {row[1] for row in found}
-
-    def _look(self) -> None:
-        self.columns = {
-            row[0]: row[1]
-            for row in self._session.rows(
-                """select a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) from pg_catalog.pg_attribute a
-                join pg_catalog.pg_class c on c.oid = a.attrelid join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-                where n.nspname = :schema and c.relname = :name and a.attnum > 0 and not a.attisdropped order by a.attnum""",
-                schema=self.place.schema,
-                name=self.place.name,
-            )
-        }
-
-    def _server_version(self) -> int:
-        if self._version is None:
-            self._version = int(self._session.rows("select current_setting('server_version_num')")[0][0])
-        return self._version
 
     def _add(self, name: str, kind: str) -> None:
         self._session.run(f"alter table {self.place.sql} add column {quoted(name)} {kind}")
@@ -262,15 +192,29 @@ class TargetTable:
         self._session.run(f"alter table {self.place.sql} rename column {quoted(name)} to {quoted(new)}")
         self.columns[new] = self.columns.pop(name)
 
-    def _retype(self, name: str, kind: str, using: str) -> None:
-        self._session.run(f"alter table {self.place.sql} alter column {quoted(name)} type {kind} using {using}")
-        self.columns[name] = kind
 
-
-def _definitions(schema: TopicSchema) -> Iterator[str]:
+def definitions(dialect: Dialect, schema: TopicSchema) -> Iterator[str]:
+    """The columns of a new table."""
     if IDENTITY in schema.names:
         raise StoreError(
             f"{schema.topic} has a column {IDENTITY}, which is ours", retryable=False, hint=f"cdc resume {StopState.STORE_REFUSES}"
         )
     for field in schema.fields:
-        yield f"{quoted(field.name)} {column_type(field)}"
+        yield f"{quoted(field.name)} {dialect.column_type(field)}"
+    if not schema.fields and not dialect.has_empty_tables:
+        yield f"{IDENTITY} {dialect.text}"
+
+
+def made(session: SqlSession, schema: TopicSchema, place: TargetPlace, sign: TableSign) -> TargetTable:
+    """A new, empty table."""
+    dialect = session.dialect
+    if not session.rows(
+        "select 1 from information_schema.schemata where catalog_name = current_database() and schema_name = :name",
+        name=place.schema,
+    ):
+        session.run(f"create schema if not exists {quoted(place.schema)}")
+    session.run(f"create table {place.sql} ({', '.join(definitions(dialect, schema))})")
+    table = dialect.table(session, place)
+    table.sign(sign)
+    table.tell_apart(schema)
+    return table

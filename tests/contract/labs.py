@@ -14,7 +14,17 @@ from cdc.model.position import Cut
 from sinks import make_sink, memory, options_model, traits_of
 from sinks.cache import rowwriter
 from sinks.contract import Sink
-from tests.contract.units import MemoryUnits, NoUnits, OpenSearchUnits, RedisLanes, RedisUnits, SqlUnits, Units, WarehouseUnits
+from tests.contract.units import (
+    DuckUnits,
+    MemoryUnits,
+    NoUnits,
+    OpenSearchUnits,
+    RedisLanes,
+    RedisUnits,
+    SqlUnits,
+    Units,
+    WarehouseUnits,
+)
 from tests.logs import LooseLog
 
 
@@ -167,6 +177,7 @@ LABS: dict[str, Callable[[Fixture], Lab]] = {
     "opensearch": lambda fixture: _opensearch(fixture("opensearch")),
     "warehouse": lambda fixture: _warehouse(fixture("spark"), fixture("tmp_path")),
     "sql": lambda fixture: _sql(fixture("postgres")),
+    "sql-duckdb": lambda fixture: _duck(fixture("tmp_path")),
     "console": lambda _: Lab("console", {}, readable=False),
 }
 """Every store that the suite runs against: one line each. ``conftest.MARKS`` says what it needs to run."""
@@ -185,6 +196,11 @@ def _opensearch(server: Any) -> Lab:
 
 def _sql(database: Any) -> Lab:
     return Lab("sql", {"url": database.dsn}, server=database.server, units=lambda name: SqlUnits(database.dsn, name))
+
+
+def _duck(folder: Any) -> Lab:
+    path = folder / "lab.duckdb"
+    return Lab("sql", {"url": f"duckdb://{path}"}, units=lambda name: DuckUnits(path, name))
 
 
 def _warehouse(spark: Any, folder: Any) -> Lab:

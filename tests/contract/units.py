@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 import uuid
@@ -10,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import duckdb
 import psycopg
 
 from sinks.cache.lane import Lane
@@ -314,8 +316,8 @@ class SqlUnits:
             self._connection.execute("delete from headwater_stores.tables where store = %s", [self._store])
             self._connection.execute(f"insert into headwater_stores.tables select * from {copy['ledger']}.tables")
             self._connection.execute(
-                "update headwater_stores.tables set table_oid = to_regclass(format('%%I.%%I', table_schema, table_name))::oid::bigint"
-                " where store = %s and table_oid is not null",
+                "update headwater_stores.tables set table_number = to_regclass(format('%%I.%%I', table_schema, table_name))::oid::bigint"
+                " where store = %s and table_number is not null",
                 [self._store],
             )
         if "ledger" in names:
@@ -340,6 +342,80 @@ class SqlUnits:
 
     def _one(self, query: str, *values: str) -> Any:
         return self._all(query, *values)[0]
+
+
+class DuckUnits:
+    """As ``SqlUnits``, in a DuckDB file. A table that comes back by itself has no number, a whole file comes back as it was."""
+
+    def __init__(self, path: Path, store: str) -> None:
+        self._path = path
+        self._store = store
+        self._copies = 0
+
+    def there(self) -> list[str]:
+        marks = "select 'ledger' from headwater_stores.marks where store = ?"
+        return sorted([*(row[0] for row in self._ask(marks, self._store)), *self._tables()]) if self._begun() else []
+
+    def of(self, topic: str | None) -> str:
+        return topic or "ledger"
+
+    def lose(self, *names: str) -> None:
+        for name in set(names) & set(self.there()):
+            if name == "ledger":
+                self._ask("delete from headwater_stores.marks where store = ?", self._store)
+            else:
+                self._ask(f"drop table {self._tables()[name]}")
+        if "ledger" in names and self._begun() and not self.there():
+            self._ask("delete from headwater_stores.tables where store = ?", self._store)
+
+    def copy(self) -> Any:
+        self._copies += 1
+        copy = self._path.with_suffix(f".copy{self._copies}")
+        if self._path.exists():
+            shutil.copy(self._path, copy)
+        return copy
+
+    def restore(self, copy: Any, *names: str) -> None:
+        there = DuckUnits(copy, self._store).there()
+        if set(names) >= {*self.there(), *there}:
+            self._path.unlink(missing_ok=True)
+            if copy.exists():
+                shutil.copy(copy, self._path)
+            return
+        self.lose(*names)
+        for name in set(names) & set(there):
+            if name == "ledger":
+                self._ask("insert into headwater_stores.marks select * from before.headwater_stores.marks", before=copy)
+            else:
+                table = DuckUnits(copy, self._store)._tables()[name]
+                self._ask(f"create table {table} as select * from before.{table}", before=copy)
+                [(sign,)] = DuckUnits(copy, self._store)._ask(
+                    "select comment from duckdb_tables() where (schema_name || '.' || table_name) = ?", name
+                )
+                unnumbered = re.sub(', "number": [0-9]+', "", sign)
+                self._ask(f"comment on table {table} is '{unnumbered}'")
+
+    def close(self) -> None: ...
+
+    def _begun(self) -> bool:
+        return bool(self._ask("select 1 from duckdb_tables() where schema_name = 'headwater_stores'"))
+
+    def _tables(self) -> dict[str, str]:
+        found = self._ask(
+            """select l.topic, l.table_schema, l.table_name from headwater_stores.tables l
+            join duckdb_tables() t on (t.schema_name, t.table_name) = (l.table_schema, l.table_name) where l.store = ?""",
+            self._store,
+        )
+        return {topic: f'"{schema}"."{name}"' for topic, schema, name in found}
+
+    def _ask(self, statement: str, *values: str, before: Path | None = None) -> list[Any]:
+        if not self._path.exists():
+            return []
+        with duckdb.connect(str(self._path)) as connection:
+            if before is not None:
+                connection.execute(f"attach '{before}' as before (read_only)")
+            found: list[Any] = connection.execute(statement, list(values)).fetchall()
+            return found
 
 
 class NoUnits:

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from cdc.errors import ConfigError
 from cdc.model.topic import TopicSchema
 from sinks import make_sink, options_model
-from sinks.sql.copylines import copy_lines, rows_of
-from sinks.sql.kinds import column_type
 from sinks.sql.names import TableSign, TargetPlace, place_of, quoted
+from sinks.sql.postgres.copylines import copy_lines, rows_of
+from sinks.sql.postgres.kinds import column_type
 from tests.contract.rows import ORDERS, TYPES
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/stores.md").read_text(encoding="utf-8")
@@ -30,9 +30,23 @@ def test_the_page_shows_a_store_that_there_can_be() -> None:
     assert "copy_public.orders" in SECTION
 
 
+def test_a_file_is_named_by_its_path() -> None:
+    for url in ("duckdb:///data/my%20reports.duckdb", "duckdb:////data/my reports.duckdb"):
+        options = options_model("sql").model_validate({"kind": "sql", "url": url})
+        assert options.disk_path == Path("/data"), "where `cdc doctor` looks for room"
+
+
 @pytest.mark.parametrize(
     "given",
-    [{"url": "mysql://me:canary@x/y"}, {"url": "canary"}, {"namespace": "pg_catalog"}, {"namespace": "{table}"}, {"namespace": ""}],
+    [
+        {"url": "duckdb://canary"},
+        {"url": "duckdb:///x", "password": "canary"},
+        {"url": "mysql://me:canary@x/y"},
+        {"url": "canary"},
+        {"namespace": "pg_catalog"},
+        {"namespace": "{table}"},
+        {"namespace": ""},
+    ],
 )
 def test_what_cannot_be_is_refused_without_its_secret(given: dict[str, str]) -> None:
     with pytest.raises(ValidationError) as refused:

@@ -16,9 +16,10 @@ from sqlalchemy.pool import NullPool
 
 from cdc.errors import ConfigError, StoreError, presentable
 from cdc.model.pgtypes import PINNED_SETTINGS
-from sinks.sql.copylines import copy_lines, rows_of
+from sinks.sql.dialect import Dialect
 from sinks.sql.names import literal
 from sinks.sql.options import Options
+from sinks.sql.postgres.copylines import copy_lines, rows_of
 
 _RAW: Final = {"no_parameters": True}
 """The statement is all there is: a ``%`` in it is one."""
@@ -33,27 +34,22 @@ class DataRefused(Exception):
     """The database does not take a text as a value of a column's type."""
 
 
-class SqlSession:
-    """One transaction. Statements are whole texts, with names quoted (``sinks.sql.names``)."""
+class PostgresSession:
+    """See ``SqlSession``; and COPY, and what is undone where the database refuses it."""
 
-    def __init__(self, connection: Connection, errors: type[Exception]) -> None:
+    def __init__(self, dialect: Dialect, connection: Connection, errors: type[Exception]) -> None:
+        self.dialect = dialect
         self._connection = connection
         self._errors = errors
 
     def run(self, statement: str) -> int:
-        """Returns the number of rows that it has changed."""
         return int(self._connection.exec_driver_sql(statement, execution_options=_RAW).rowcount)
 
     def rows(self, statement: str, **values: Any) -> Sequence[Any]:
-        """``:name`` stands for a value. The statement must hold no name that somebody else chose."""
         return self._connection.execute(text(statement), values).all()
 
     def write(self, statement: str, **values: Any) -> None:
         self._connection.execute(text(statement), values)
-
-    def ask(self, statement: str) -> Sequence[Any]:
-        """As ``rows``, without values."""
-        return self._connection.exec_driver_sql(statement, execution_options=_RAW).all()
 
     def copy_in(self, statement: str, rows: Iterable[pa.RecordBatch]) -> None:
         """rows: utf8 columns, as the statement names them. Raises DataRefused, after which the transaction goes on as if nothing had been asked."""
@@ -82,11 +78,12 @@ class SqlSession:
         return self._connection.connection.driver_connection
 
 
-class TargetDatabase:
-    """Not thread-safe."""
+class PostgresDatabase:
+    """See ``TargetDatabase``."""
 
-    def __init__(self, store: str, options: Options, *, writing: bool = True) -> None:
+    def __init__(self, dialect: Dialect, store: str, options: Options, *, writing: bool = True) -> None:
         """``writing``: its transactions hold locks, so the database ends one that stands still."""
+        self._dialect = dialect
         self._writing = writing
         self._store = store
         self._options = options
@@ -94,8 +91,7 @@ class TargetDatabase:
         self._connection: Connection | None = None
 
     @contextmanager
-    def transaction(self) -> Iterator[SqlSession]:
-        """Commits at its end. Raises StoreError, retryable where waiting can help."""
+    def transaction(self, *, reading: bool = False) -> Iterator[PostgresSession]:  # noqa: ARG002
         if self._connection is None or self._connection.invalidated or self._connection.closed:
             self._connection, self._engine = None, self._made()  # again: the password may have been rotated
         engine = self._engine
@@ -105,7 +101,7 @@ class TargetDatabase:
             if self._connection is None:
                 self._connection = self._connected(engine)
             with self._connection.begin():
-                yield SqlSession(self._connection, errors)
+                yield PostgresSession(self._dialect, self._connection, errors)
         except (errors, SQLAlchemyError) as error:
             self.close()
             raise self._told(error) from None

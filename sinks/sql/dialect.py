@@ -1,0 +1,133 @@
+"""What differs between the databases of kind sql, as one object for each: its transactions, its catalog, its tables, and how rows are staged there.
+
+Everything else in this room is written once, over these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cdc.model.topic import TopicField, TopicSchema
+from sinks.sql.names import TableSign, TargetPlace
+from sinks.sql.options import Options
+
+if TYPE_CHECKING:
+    from sinks.sql.table import TargetTable
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """A relation that is at a place: its number, whether it is an ordinary table, and what its comment says of whose it is."""
+
+    number: int
+    plain: bool
+    sign: TableSign | None
+
+
+class SqlSession(Protocol):
+    """One transaction. Statements are whole texts, with names quoted (``sinks.sql.names``)."""
+
+    @property
+    def dialect(self) -> Dialect: ...
+
+    def run(self, statement: str) -> int:
+        """Returns the number of rows that it has changed."""
+        ...
+
+    def rows(self, statement: str, **values: Any) -> Sequence[Any]:
+        """``:name`` stands for a value. The statement must hold no name that somebody else chose."""
+        ...
+
+    def write(self, statement: str, **values: Any) -> None:
+        """As ``rows``, without an answer."""
+        ...
+
+
+class TargetDatabase(Protocol):
+    """The way to a target database. Not thread-safe."""
+
+    def transaction(self, *, reading: bool = False) -> AbstractContextManager[SqlSession]:
+        """Commits at its end. ``reading``: nothing is written. Raises StoreError, retryable where waiting can help."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class StagedRows(Protocol):
+    """Rows in a temporary table with the types of one table's columns, until ``drop``; beside them ``names.GONE``."""
+
+    @property
+    def sql(self) -> str:
+        """The temporary table's name."""
+        ...
+
+    def send(self, rows: pa.RecordBatch, gone: Flags) -> Sequence[str]:
+        """rows: changes of the schema. Returns the columns that have become text for it, here but not yet in the table."""
+        ...
+
+    def drop(self) -> None: ...
+
+
+class Dialect(Protocol):
+    """One kind of database."""
+
+    @property
+    def text(self) -> str:
+        """The type that holds every text."""
+        ...
+
+    @property
+    def tables(self) -> str:
+        """A relation of all ordinary tables: ``number``, ``schema`` and ``name``. A table that is made again has another number."""
+        ...
+
+    @property
+    def lock(self) -> str:
+        """What a SELECT ends with that keeps other writers away until the transaction ends."""
+        ...
+
+    @property
+    def has_empty_tables(self) -> bool:
+        """Whether a table may have no columns."""
+        ...
+
+    def column_type(self, field: TopicField) -> str:
+        """The type of the field's column, as the catalog names it."""
+        ...
+
+    def refuse(self, schema: TopicSchema) -> None:
+        """Raises ConfigError where the database has no such table."""
+        ...
+
+    def same_name(self, place: TargetPlace) -> str:
+        """Equal for two places that the database takes for one."""
+        ...
+
+    def database(self, store: str, options: Options, *, writing: bool = True) -> TargetDatabase:
+        """``writing``: its transactions hold locks."""
+        ...
+
+    def standing(self, session: SqlSession, place: TargetPlace) -> Occupant | None:
+        """The relation at the place; None where there is none."""
+        ...
+
+    def signed_tables(self, session: SqlSession, store: str) -> Iterator[tuple[TargetPlace, TableSign]]:
+        """Every table whose comment says that it is of this store, of whatever log."""
+        ...
+
+    def table(self, session: SqlSession, place: TargetPlace) -> TargetTable:
+        """The table that stands there."""
+        ...
+
+    def stage(self, session: SqlSession, schema: TopicSchema, columns: Mapping[str, str]) -> StagedRows:
+        """``columns``: name → type of each that the schema has."""
+        ...

@@ -1,0 +1,57 @@
+"""Rows staged in DuckDB: Arrow's columns go into a temporary table as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from cdc.model.topic import TopicSchema
+from sinks.render.rowtext import column_text, exact_values
+from sinks.sql.dialect import Flags
+from sinks.sql.duck.database import DuckSession
+from sinks.sql.duck.kinds import JSON, TEXT, as_held
+from sinks.sql.names import GONE, quoted
+
+_GIVEN: Final = "headwater_given"
+
+
+class DuckRows:
+    """See ``StagedRows``."""
+
+    sql: Final = "temp.headwater_rows"
+
+    def __init__(self, session: DuckSession, schema: TopicSchema, columns: Mapping[str, str]) -> None:
+        self._session = session
+        self._schema = schema
+        self._columns = {name: columns[name] for name in schema.names}
+        made = "".join(f"{quoted(name)} {kind}, " for name, kind in self._columns.items())
+        session.run(f"create or replace temporary table headwater_rows ({made}{GONE} boolean)")
+
+    def send(self, rows: pa.RecordBatch, gone: Flags) -> Sequence[str]:
+        exact = exact_values(rows)
+        odd: list[str] = []
+        given: dict[str, pa.Array] = {}
+        for name, kind in list(self._columns.items()):
+            values = as_held(rows.column(name), exact.get(name), kind)
+            if values is None or (kind == JSON and not self._is_json(values)):
+                self._become_text(name)
+                odd.append(name)
+                values = column_text(rows, name, exact)
+            given[name] = values
+        with self._session.given(_GIVEN, pa.table({**given, GONE: pa.array(gone)})):
+            self._session.run(f"insert into {self.sql} select * from {_GIVEN}")
+        return odd
+
+    def drop(self) -> None:
+        self._session.run(f"drop table {self.sql}")
+
+    def _is_json(self, texts: pa.Array) -> bool:
+        with self._session.given(_GIVEN, pa.table({"text": texts})):
+            return not self._session.rows(f"select 1 from {_GIVEN} where text is not null and not json_valid(text) limit 1")
+
+    def _become_text(self, name: str) -> None:
+        """What came before is read again by the type that it had."""
+        self._columns[name] = TEXT
+        self._session.run(f"alter table {self.sql} alter column {quoted(name)} type {TEXT}")

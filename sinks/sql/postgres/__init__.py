@@ -1,0 +1,56 @@
+"""Postgres, by SQLAlchemy and psycopg's COPY."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, cast
+
+from cdc.model.topic import TopicField, TopicSchema
+from sinks.sql.dialect import Occupant, SqlSession, StagedRows, TargetDatabase
+from sinks.sql.names import TableSign, TargetPlace
+from sinks.sql.options import Options
+from sinks.sql.postgres import kinds, table
+from sinks.sql.postgres.database import PostgresDatabase, PostgresSession
+from sinks.sql.postgres.staging import PostgresRows
+
+if TYPE_CHECKING:
+    from sinks.sql.table import TargetTable
+
+
+class Postgres:
+    """See ``Dialect``."""
+
+    text = kinds.TEXT
+    tables = """(select c.oid::bigint as number, n.nspname as schema, c.relname as name
+        from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace where c.relkind = 'r')"""
+    lock = " for update"
+
+    has_empty_tables = True
+
+    def column_type(self, field: TopicField) -> str:
+        return kinds.column_type(field)
+
+    def refuse(self, schema: TopicSchema) -> None:
+        """Whatever a source has, fits."""
+
+    def same_name(self, place: TargetPlace) -> str:
+        return str(place)
+
+    def database(self, store: str, options: Options, *, writing: bool = True) -> TargetDatabase:
+        return PostgresDatabase(self, store, options, writing=writing)
+
+    def standing(self, session: SqlSession, place: TargetPlace) -> Occupant | None:
+        return table.standing(_own(session), place)
+
+    def signed_tables(self, session: SqlSession, store: str) -> Iterator[tuple[TargetPlace, TableSign]]:
+        return table.signed_tables(_own(session), store)
+
+    def table(self, session: SqlSession, place: TargetPlace) -> TargetTable:
+        return table.PostgresTable(_own(session), place)
+
+    def stage(self, session: SqlSession, schema: TopicSchema, columns: Mapping[str, str]) -> StagedRows:
+        return PostgresRows(_own(session), schema, columns)
+
+
+def _own(session: SqlSession) -> PostgresSession:
+    return cast("PostgresSession", session)

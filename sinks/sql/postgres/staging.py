@@ -1,0 +1,79 @@
+"""Rows staged in Postgres: COPY of canonical text into a temporary table.
+
+The temporary table has the types of the table's own columns, so the database reads each text once. A text that its column's type does not take turns the
+column into text, and the rows are sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from cdc.model.topic import TopicSchema
+from sinks.render.rowtext import row_text
+from sinks.sql.dialect import Flags
+from sinks.sql.names import GONE, quoted
+from sinks.sql.postgres.database import DataRefused, PostgresSession
+from sinks.sql.postgres.kinds import TEXT
+from sinks.sql.postgres.table import as_text
+
+_TEXTS: Final = "pg_temp.headwater_texts"
+
+
+class PostgresRows:
+    """See ``StagedRows``."""
+
+    sql: Final = "pg_temp.headwater_rows"
+
+    def __init__(self, session: PostgresSession, schema: TopicSchema, columns: Mapping[str, str]) -> None:
+        self._session = session
+        self._schema = schema
+        self._columns = dict(columns)
+        made = "".join(f"{quoted(name)} {columns[name]}, " for name in schema.names)
+        session.run(f"create temporary table {self.sql.split('.')[1]} ({made}{GONE} boolean) on commit drop")
+
+    def send(self, rows: pa.RecordBatch, gone: Flags) -> Sequence[str]:
+        texts = _with(row_text(rows, self._schema), gone)
+        listed = ", ".join(map(quoted, (*self._schema.names, GONE)))
+        statement = f"copy {self.sql} ({listed}) from stdin"
+        try:
+            self._session.copy_in(statement, [texts])
+        except DataRefused:
+            odd = list(self._unfit(texts))
+            for name in odd:
+                self._session.run(
+                    f"alter table {self.sql} alter column {quoted(name)} type text using {as_text(name, self._columns[name])}"
+                )
+                self._columns[name] = TEXT
+            self._session.copy_in(statement, [texts])
+            return odd
+        return ()
+
+    def drop(self) -> None:
+        self._session.run(f"drop table {self.sql}")
+
+    def _unfit(self, rows: pa.RecordBatch) -> Iterator[str]:
+        """The columns with a text that is no value of their type."""
+        made = ", ".join(f"{quoted(name)} text" for name in (*self._schema.names, GONE))
+        self._session.run(f"create temporary table {_TEXTS.split('.')[1]} ({made}) on commit drop")
+        self._session.copy_in(f"copy {_TEXTS} from stdin", [rows])
+        for name in self._schema.names:
+            kind = self._columns[name]
+            if kind == TEXT:
+                continue
+            try:
+                with self._session.attempt():
+                    self._session.run(
+                        f"create temporary table headwater_probe on commit drop as select {quoted(name)}::{kind} from {_TEXTS}"
+                    )
+                    self._session.run("drop table pg_temp.headwater_probe")
+            except DataRefused:
+                yield name
+        self._session.run(f"drop table {_TEXTS}")
+
+
+def _with(texts: pa.RecordBatch, gone: Flags) -> pa.RecordBatch:
+    flags = pa.array(["f", "t"]).take(pa.array(gone.astype("int8")))
+    return pa.RecordBatch.from_arrays([*texts.columns, flags], names=[*texts.schema.names, GONE])
