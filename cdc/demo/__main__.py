@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import psycopg
 
-from cdc.demo import daemon, firstload, flights, kernels, show, stage, verdict
+from cdc.demo import daemon, eventcount, firstload, flights, kernels, show, stage, verdict
 from cdc.demo.accidents import DemoAccidents
 from cdc.demo.milestones import Milestones
 from cdc.demo.tour import AFTER_S, Tour
@@ -151,6 +151,7 @@ class Demo:
         waited = verdict.wait_for_stores(running, stage.STORES)
         self._say("every store has everything; comparing each with the database")
         audited = verdict.audit(running)
+        events = eventcount.judged(here, traffic.told)
         with psycopg.connect(here.dsn) as connection:
             row = connection.execute("select count(*) from flights").fetchone()
         exit_code = running.stop()
@@ -163,6 +164,7 @@ class Demo:
             audited=audited,
             exit_code=exit_code,
             milestones=self._milestones,
+            events=events,
         )
         self._judge(result)
         return 0 if result["ok"] else 1
@@ -171,6 +173,8 @@ class Demo:
         for name, store in result["stores"].items():
             rows = sum(table["source_rows"] for table in store["tables"].values())
             self._say(f"{name}: {'equal' if store['equal'] else 'DIFFERS'}, {rows:,} rows compared")
+        events = result["events"]
+        self._say(f"{events['committed']} events were committed: on the stream {events['bus']}, at the receiver {events['tower']}")
         if self._options.json:
             print(json.dumps(result), flush=True)
 

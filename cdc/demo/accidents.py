@@ -10,7 +10,9 @@ from typing import Any, Final
 import psycopg
 import redis
 
+from cdc.demo.eventcount import arrived
 from cdc.demo.stage import Stage
+from cdc.demo.traffic import diverted
 
 _NOWHERE: Final = 0
 """The number of the flight that was in the air for no time at all: the traffic's begin at 1."""
@@ -43,6 +45,18 @@ class DemoAccidents:
         path: Path = self.stage.folder / "corrected.json"
         path.write_text(json.dumps(values), encoding="utf-8")
         return str(path)
+
+    def divert(self) -> tuple[str, str]:
+        (flight, *_) = self._landed()
+        with psycopg.connect(self.stage.dsn) as connection:
+            rolled_back = diverted(connection, flight)
+            connection.rollback()
+            committed = diverted(connection, flight)
+            connection.commit()
+        return str(committed), str(rolled_back)
+
+    def heard(self, event: str) -> dict[str, int]:
+        return {store: taken[event] for store, taken in arrived(self.stage).items()}
 
     def tidy(self) -> None:
         with psycopg.connect(self.stage.dsn, autocommit=True) as connection:

@@ -13,6 +13,8 @@ import psycopg
 from psycopg import sql
 
 from cdc.demo.configuration import toml
+from cdc.demo.receiver import SECRET, Receiver
+from cdc.demo.traffic import OUTBOX
 from cdc.embedded import EmbeddedError
 from cdc.embedded.cache import write_whole
 from cdc.embedded.opensearch import OpenSearch
@@ -22,15 +24,21 @@ from cdc.embedded.valkey import Valkey
 
 DATABASE: Final = "airport"
 # Wished for, so that what the demo prints stays true over restarts; another port is taken where somebody has these.
-_POSTGRES_PORT, _VALKEY_PORT, _OPENSEARCH_PORT, _HTTP_PORT = 54642, 63642, 9242, 8642
+_POSTGRES_PORT, _VALKEY_PORT, _OPENSEARCH_PORT, _HTTP_PORT, _RECEIVER_PORT = 54642, 63642, 9242, 8642, 8742
 
 _NOTES: Final = {
     "": "Written by the demo at every start.",
     "stores.search": "Answers questions about flights.",
     "stores.board": "The departure board: one JSON value per flight.",
     "stores.warehouse": "The delays.",
+    "outbox": "What the application tells other programs, in its own transactions.",
+    "stores.bus": "Those events as a stream.",
+    "stores.tower": "The same as POST requests to a program that the demo runs.",
 }
 STORES: Final = ("search", "board", "warehouse")
+"""Those that hold rows."""
+EVENT_STORES: Final = ("bus", "tower")
+STREAM: Final = "outbox.flight"
 
 
 @dataclass(slots=True)
@@ -41,6 +49,7 @@ class Stage:
     postgres: Postgres
     opensearch: OpenSearch
     valkey: Valkey
+    receiver: Receiver
     http_port: int
     first: bool
     """No demo has run in the folder before."""
@@ -65,6 +74,7 @@ class Stage:
                 # Small chunks, as each is one step of a store's load.
                 "source": {"dsn": self.dsn, "tables": ["public.*"], "snapshot_chunk_rows": 5_000},
                 "log": {"dir": "log"},
+                "outbox": {"prefix": OUTBOX},
                 "stores.search": {
                     "kind": "opensearch",
                     "url": self.opensearch.url,
@@ -74,6 +84,14 @@ class Stage:
                 'stores.board.tables."public.flights"': {"key": "flight:{id}"},
                 'stores.board.tables."public.flights".computed': {"mph": "60 * distance_miles / air_time_min"},
                 "stores.warehouse": {"kind": "iceberg", "path": "warehouse", "tables": ["public.*"]},
+                "stores.bus": {"kind": "redis-stream", "url": self.valkey.url, "tables": ["outbox.*"], "begin": "start"},
+                "stores.tower": {
+                    "kind": "webhook",
+                    "url": f"{self.receiver.url}/{{type}}",
+                    "secret": SECRET,
+                    "tables": ["outbox.*"],
+                    "begin": "start",
+                },
                 "http": {"listen": f"127.0.0.1:{self.http_port}"},
             },
             _NOTES,
@@ -98,6 +116,7 @@ class Stage:
 
     def stop(self) -> None:
         """Ends the servers; what they hold stays."""
+        self.receiver.stop()
         self.opensearch.stop()
         self.valkey.stop()
         self.postgres.stop()
@@ -140,6 +159,7 @@ def claim(folder: Path, *, fresh: bool, say: Callable[[str], None]) -> Stage:
         postgres,
         OpenSearch(folder / "opensearch", heap_mb=512, preferred_port=_OPENSEARCH_PORT),
         Valkey(folder / "valkey", port=free_port_like(_VALKEY_PORT)),
+        Receiver(free_port_like(_RECEIVER_PORT)),
         http_port,
         first,
         lock,

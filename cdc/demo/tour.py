@@ -1,8 +1,9 @@
-"""The demo's tour, once it has run for a while. Three stations, all under traffic, each what an operator would type:
+"""The demo's tour, once it has run for a while. Four stations, all under traffic, each what an operator would type:
 
 1. the search index is built a second time beside the live one, and takes its place;
 2. somebody changes two stores behind Headwater's back, and an audit finds and repairs it;
-3. a flight comes that the departure board cannot hold, until an operator says what it is to hold instead.
+3. a flight comes that the departure board cannot hold, until an operator says what it is to hold instead;
+4. the application diverts two flights and says so in the same transactions, of which one is rolled back.
 """
 
 from __future__ import annotations
@@ -51,6 +52,14 @@ class Accidents(Protocol):
 
     def correct(self, values: dict[str, Any]) -> str:
         """Writes a corrected row for ``cdc dlq edit``; returns the file's name."""
+        ...
+
+    def divert(self) -> tuple[str, str]:
+        """Emits an event in a transaction that is committed, and one in another that is rolled back; returns their ids."""
+        ...
+
+    def heard(self, event: str) -> dict[str, int]:
+        """Event store → how often this event is there."""
         ...
 
     def tidy(self) -> None:
@@ -111,6 +120,7 @@ class Tour:
         yield from self._bootstrap()
         yield from self._repair()
         yield from self._letter()
+        yield from self._event()
         self.say("tour: that was all of it; the demo goes on")
 
     # -- a store's next generation ------------------------------------------------------------------------------------
@@ -165,6 +175,23 @@ class Tour:
         self.say(f"tour 3: cdc dlq edit {BOARD} {letter} with {{{json.dumps(SPEED)}: 0}}: {_answer(said)}")
         self.accidents.tidy()
         self.say("tour 3: the flight is deleted in the database, and with it the letter ends")
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def _event(self) -> Way:
+        committed, rolled_back = self.accidents.divert()
+        self.say(
+            f"tour 4: two transactions said that a flight is diverted; event {committed} was committed, {rolled_back} rolled back"
+        )
+        deadline = self.clock() + _LETTER_S
+        while not all(self.accidents.heard(committed).values()):
+            if self.clock() > deadline:
+                self.say(f"tour 4: the event has not come to all after {_LETTER_S:.0f} s: {self.accidents.heard(committed)}")
+                return
+            yield None
+        self.say(
+            f"tour 4: the committed one came, as often as {self.accidents.heard(committed)} says; the other one {self.accidents.heard(rolled_back)}"
+        )
 
     def _letters(self) -> Generator[subprocess.Popen[str] | None, Said, list[dict[str, Any]]]:
         said = yield self.begin("dlq", "ls", BOARD, "--json")

@@ -7,11 +7,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import UUID
 
 import numpy as np
 import psycopg
 
 from cdc.demo.flights import FlightEvent, Flights, Times
+from cdc.outbox import OutboxMessages, emit
 
 LAP: Final = np.timedelta64(53 * 7, "D")
 """Longer than the year, so that no flight meets itself, and whole weeks, so that a Monday stays a Monday."""
@@ -19,6 +21,8 @@ LAP_IDS: Final = 1_000_000
 """A flight's id rises by so much per lap."""
 TICK_S: Final = 0.02
 MOST_PER_TRANSACTION: Final = 1000
+OUTBOX: Final = "outbox"
+"""The prefix of the messages by which the application tells others."""
 
 STATEMENTS: Final = {
     FlightEvent.SCHEDULED: """insert into flights (id, day, carrier, number, tailnum, origin, dest, distance_miles, scheduled_departure,
@@ -89,6 +93,11 @@ def _rows(flights: Flights, kind: FlightEvent, flight: Any, lap: Any) -> Rows:
     return list(zip(*columns, strict=True))
 
 
+def diverted(connection: psycopg.Connection[Any], flight: int) -> UUID:
+    """Says so to other programs, in the transaction that is open: they hear of it exactly if it is committed. Returns the event's id."""
+    return emit(connection, "flight.diverted", flight, {"flight": flight}, outbox=OutboxMessages(OUTBOX))
+
+
 def due(rate: float, elapsed_s: float, sent: int) -> int:
     """How many changes to make now so that ``sent`` follows ``rate`` (1/s); at most one transaction's worth."""
     return max(0, min(int(rate * elapsed_s) - sent, MOST_PER_TRANSACTION))
@@ -105,6 +114,8 @@ class Traffic(threading.Thread):
         self._halt = threading.Event()
         self._failed: BaseException | None = None
         self.sent = 0
+        self.told: list[str] = []
+        """The ids of the events that were committed: one for each flight that is diverted."""
         self.seconds = 0.0
 
     def run(self) -> None:
@@ -143,7 +154,12 @@ class Traffic(threading.Thread):
                 self._halt.wait(TICK_S)
 
     def _apply(self, connection: psycopg.Connection[Any], done: int, count: int) -> None:
-        with connection.pipeline(), connection.transaction(), connection.cursor() as cursor:
-            for step in steps(self._flights, done, count):
-                cursor.executemany(STATEMENTS[step.kind], step.rows)
-            cursor.execute("update demo.progress set done = %s", [done + count])
+        told = list[str]()
+        with connection.transaction(), connection.cursor() as cursor:
+            with connection.pipeline():
+                for step in (found := steps(self._flights, done, count)):
+                    cursor.executemany(STATEMENTS[step.kind], step.rows)
+                cursor.execute("update demo.progress set done = %s", [done + count])
+            for flight in (row[-1] for step in found if step.kind is FlightEvent.DIVERTED for row in step.rows):
+                told.append(str(diverted(connection, flight)))
+        self.told += told

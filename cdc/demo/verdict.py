@@ -44,10 +44,11 @@ def verdict(
     audited: list[dict[str, Any]],
     exit_code: int | None,
     milestones: Milestones,
+    events: dict[str, Any],
 ) -> dict[str, Any]:
     """The JSON object.
 
-    ``ok``: every store is equal and the daemon ended with 0. ``traffic``: {``seconds``, ``wanted_per_s``, ``changes``, ``per_s``}.
+    ``ok``: every store is equal, every event came to both who read them, and to the stream once, and the daemon ended with 0. ``events``: as ``cdc.demo.eventcount``. ``traffic``: {``seconds``, ``wanted_per_s``, ``changes``, ``per_s``}.
     ``page_s``: seconds from the command until the status page answered. ``flights``: rows of that table at the end. ``stores``: name →
     {``equal``, ``position``, ``lsn``, ``first_rows_s``: seconds from the end of the set-up until it held rows of this run, ``waited_s``,
     ``tables``: name → {``equal``, ``source_rows``, ``store_rows``, ``missing``, ``extra``, ``different``, ``unsettled``, ``error``}}.
@@ -67,7 +68,7 @@ def verdict(
     complete = set(stores) == set(waited) and all(store["tables"] for store in stores.values())
     return {
         "name": "demo",
-        "ok": complete and all(store["equal"] for store in stores.values()) and exit_code == 0,
+        "ok": complete and all(store["equal"] for store in stores.values()) and _all_came(events) and exit_code == 0,
         "traffic": {
             "seconds": round(seconds, 3),
             "wanted_per_s": rate,
@@ -77,8 +78,14 @@ def verdict(
         "page_s": _rounded(milestones.page_s),
         "flights": rows,
         "stores": stores,
+        "events": events,
         "daemon_exit_code": exit_code,
     }
+
+
+def _all_came(events: dict[str, Any]) -> bool:
+    """A receiver of requests may be given an event twice, a stream may not."""
+    return events["bus"] == {"missing": 0, "twice": 0} and events["tower"]["missing"] == 0
 
 
 def _rounded(seconds: float | None) -> float | None:
