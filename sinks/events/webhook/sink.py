@@ -22,7 +22,7 @@ from cdc.model.topic import TopicSchema
 from sinks.contract import Traits
 from sinks.deadletters import Letter
 from sinks.events.event import Events
-from sinks.events.rendering import events_of
+from sinks.events.eventcolumns import events_of
 from sinks.events.sink import TRAITS, EventSink
 from sinks.events.webhook.channel import WebhookChannel
 from sinks.events.webhook.options import Options
