@@ -81,6 +81,7 @@ class Stage:
                     "tables": ["public.flights", "public.airports", "public.airlines"],
                 },
                 "stores.board": {"kind": "redis", "url": self.valkey.url},
+                "stores.board.tables": {"select": ["public.flights"]},
                 'stores.board.tables."public.flights"': {"key": "flight:{id}"},
                 'stores.board.tables."public.flights".computed': {"mph": "60 * distance_miles / air_time_min"},
                 "stores.warehouse": {"kind": "iceberg", "path": "warehouse", "tables": ["public.*"]},
@@ -96,7 +97,7 @@ class Stage:
             },
             _NOTES,
         )
-        write_whole(self.configuration, text.encode())
+        write_whole(self.configuration, text.encode(), 0o600)  # as every file that a secret stands in
 
     def start(self, say: Callable[[str], None]) -> None:
         """Starts the servers. Raises EmbeddedError when one does not start."""

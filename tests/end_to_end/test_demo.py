@@ -23,7 +23,7 @@ from cdc.demo.__main__ import main
 from cdc.demo.daemon import Daemon
 from cdc.demo.flights import Airport, FlightEvent, load
 from cdc.demo.milestones import Milestones
-from cdc.demo.stage import STORES, set_up
+from cdc.demo.stage import EVENT_STORES, STORES, set_up
 from cdc.errors import WaitTimeout
 from cdc.state.status import read_follower
 from tests.conftest import Database
@@ -194,7 +194,8 @@ def test_the_stage_starts_in_a_second_and_keeps_what_it_had(opensearch: object, 
         configuration = tomllib.loads(here.configuration.read_text())
         assert configuration["source"]["dsn"] == here.dsn
         assert folder.stat().st_mode & 0o077 == 0, "what the servers hold is nobody else's to read"
-        assert tuple(configuration["stores"]) == STORES
+        assert tuple(configuration["stores"]) == STORES + EVENT_STORES
+        assert here.configuration.stat().st_mode & 0o077 == 0, "a secret stands in it"
         with pytest.raises(Exception, match="another demo runs"):
             set_up(folder, fresh=False, say=said.append)
         text = show.welcome(here, "python")
@@ -279,18 +280,25 @@ def _audited(store: str, equal: bool) -> dict[str, Any]:
     return {"store": store, "equal": equal, "position": 9, "lsn": "0/9", "tables": [{**table, "unsettled": 0, "error": None}]}
 
 
+CAME: Final = {"committed": 2, "bus": {"missing": 0, "twice": 0}, "tower": {"missing": 0, "twice": 0}}
+
+
 @pytest.mark.parametrize(
-    ("equal", "audited", "exit_code", "ok"),
+    ("equal", "audited", "exit_code", "events", "ok"),
     [
-        (True, STORES, 0, True),
-        (False, STORES, 0, False),
-        (True, STORES[:2], 0, False),
-        (True, STORES, 1, False),
-        (True, STORES, None, False),
+        (True, STORES, 0, CAME, True),
+        (False, STORES, 0, CAME, False),
+        (True, STORES[:2], 0, CAME, False),
+        (True, STORES, 1, CAME, False),
+        (True, STORES, None, CAME, False),
+        (True, STORES, 0, {**CAME, "bus": {"missing": 1, "twice": 0}}, False),
+        (True, STORES, 0, {**CAME, "bus": {"missing": 0, "twice": 1}}, False),
+        (True, STORES, 0, {**CAME, "tower": {"missing": 1, "twice": 0}}, False),
+        (True, STORES, 0, {**CAME, "tower": {"missing": 0, "twice": 1}}, True),
     ],
 )
-def test_only_equal_stores_and_an_orderly_daemon_pass(
-    equal: bool, audited: tuple[str, ...], exit_code: int | None, ok: bool
+def test_only_equal_stores_whole_streams_and_an_orderly_daemon_pass(
+    equal: bool, audited: tuple[str, ...], exit_code: int | None, events: dict[str, Any], ok: bool
 ) -> None:
     milestones = Milestones(iter([100.0, 130.0, 140.04, 151.0, 160.0]).__next__)
     milestones.set_up()
@@ -305,6 +313,7 @@ def test_only_equal_stores_and_an_orderly_daemon_pass(
         audited=[_audited(store, equal) for store in audited],
         exit_code=exit_code,
         milestones=milestones,
+        events=events,
     )
     assert result["ok"] is ok
     assert result["page_s"] == 40.0
@@ -326,6 +335,7 @@ class Accidents:
 
     def __init__(self) -> None:
         self.happened: list[str] = []
+        self.receives = True
 
     def damage(self) -> str:
         self.happened.append("damage")
@@ -337,6 +347,13 @@ class Accidents:
     def correct(self, values: dict[str, Any]) -> str:
         self.happened.append(f"correct {values}")
         return "corrected.json"
+
+    def divert(self) -> tuple[str, str]:
+        self.happened.append("divert")
+        return "one", "other"
+
+    def heard(self, event: str) -> dict[str, int]:
+        return {"bus": int(event == "one"), "tower": int(event == "one" and self.receives)}
 
     def tidy(self) -> None:
         self.happened.append("tidy")
@@ -398,7 +415,7 @@ def test_the_tour_begins_after_the_first_minutes_and_has_three_stations() -> Non
         ("dlq", "replay", "board", "public.flights@7", "--json"),
         ("dlq", "edit", "board", "public.flights@7", "corrected.json", "--json"),
     ]
-    assert accidents.happened == ["damage", "flight", "correct {'mph': 0}", "tidy"]
+    assert accidents.happened == ["damage", "flight", "correct {'mph': 0}", "tidy", "divert"]
     words = "\n".join(said)
     for expected in (
         "84,000 rows were built",
@@ -434,7 +451,7 @@ def test_the_tour_says_what_did_not_work_and_goes_on(verb: str, answer: Any, exp
     trip.after_s = 0
     _to_its_end(trip)
     assert expected in "\n".join(said)
-    assert accidents.happened[-1] == "tidy"
+    assert accidents.happened[-2:] == ["tidy", "divert"]
 
 
 def test_a_tour_whose_flight_is_never_set_aside_ends() -> None:
@@ -447,6 +464,19 @@ def test_a_tour_whose_flight_is_never_set_aside_ends() -> None:
             trip.running.wait(60)
         now[0] += 50
     assert "lists nothing" in "\n".join(said)
+
+
+def test_a_tour_whose_event_does_not_come_to_all_ends() -> None:
+    now = [0.0]
+    answers: dict[str, Any] = {"ls": {"letters": [LETTER]}, "replay": {"letters": []}, "edit": {"letters": []}}
+    trip, said, _, accidents = _tour({"bootstrap": BUILT, "audit": REPAIRED, **answers}, now)
+    trip.after_s, accidents.receives = 0, False
+    while not trip.over:
+        trip.look(SETTLED)
+        if trip.running is not None:
+            trip.running.wait(60)
+        now[0] += 10
+    assert "has not come to all after 120 s: {'bus': 1, 'tower': 0}" in "\n".join(said)
 
 
 def test_a_tour_that_is_under_way_ends_with_the_demo() -> None:
@@ -476,6 +506,7 @@ def test_the_tour_on_the_demo_itself(tmp_path: Path) -> None:
         "rows of search compared: 1 missing; sent again through the log, and all of it is equal now",
         "mph: division by zero",
         "the store holds the corrected row",
+        "the committed one came, as often as {'bus': 1, 'tower': 1} says",
     ):
         assert expected in words, words
 
