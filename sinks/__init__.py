@@ -52,7 +52,7 @@ def refuse_without_rows(name: str, options: StoreOptions, what: str) -> None:
     if traits_of(options).events:
         raise ConfigError(
             f"store {name} of kind {options.kind} hands changes on as events and keeps no rows: {what}",
-            hint="docs/event-stores.md says where such a store begins, and how it begins anew",
+            hint="docs/event-stores.md says where such a store begins, and how it begins again",
         )
 
 

@@ -15,15 +15,15 @@ import pyarrow as pa
 from cdc.model.batch import OP, Op, topic_schema
 from cdc.model.oldrows import taken_apart, with_old_rows
 from cdc.model.topic import TopicSchema
-from sinks.condition import Condition, Replaced
-from sinks.places import FormerRows, RowsBefore
+from sinks.condition import Condition, ReplacedRows
+from sinks.places import ChangesBefore, FormerRows
 
 _UPDATE, _DELETE = int(Op.UPDATE), int(Op.DELETE)
 
 
 @dataclass(frozen=True, slots=True)
 class ChangesAsked:
-    """Of one topic. ``condition``: None: all changes."""
+    """The changes of one topic that a store asks for. ``condition``: None: all."""
 
     condition: Condition | None
     former_rows: FormerRows
@@ -47,17 +47,17 @@ class ChangesAsked:
                 changes, replaced = changes.filter(pa.array(kept)), replaced.filter(kept)
         return with_old_rows(made(changes), replaced.has, None if replaced.rows is None else made(replaced.rows))
 
-    def _replaced(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Replaced]:
+    def _replaced(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, ReplacedRows]:
         changes, has, old = taken_apart(batch)
         schema = topic_schema(changes.schema)
         if not self.looks_up or schema.identity == "row" or not schema.key:
-            return changes, Replaced(has, old)
+            return changes, ReplacedRows(has, old)
         ops = changes.column(OP).to_numpy()
         asked = (ops == _UPDATE) | (ops == _DELETE)
         if not asked.any():
-            return changes, Replaced(has, old)
-        before = RowsBefore.of(changes, schema, self.former_rows, asked)
+            return changes, ReplacedRows(has, old)
+        before = ChangesBefore.of(changes, schema, self.former_rows, asked)
         found = np.flatnonzero(asked & (before.numbers >= 0))
         has = np.zeros(len(changes), np.bool_)
         has[found] = True
-        return changes, Replaced(has, before.rows_at(found) if len(found) else None)
+        return changes, ReplacedRows(has, before.rows_at(found) if len(found) else None)

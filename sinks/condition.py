@@ -47,7 +47,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class ReplacedRows:
     """The rows that changes have replaced. ``has``: which changes; ``rows``: theirs, one behind the other, under the changes' definition."""
 
     has: Mask
@@ -58,10 +58,10 @@ class Replaced:
         """For each change the number of its row, or NULL."""
         return pa.array(np.cumsum(self.has) - 1, mask=~self.has)
 
-    def filter(self, kept: Mask) -> Replaced:
-        """Of these changes only."""
+    def filter(self, kept: Mask) -> ReplacedRows:
+        """The same of these changes only."""
         rows = None if self.rows is None else self.rows.filter(pa.array(kept[self.has]))
-        return Replaced(self.has[kept], rows)
+        return ReplacedRows(self.has[kept], rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Condition:
         if why is not None:
             raise ConfigError(f"stores.{self.store}: {why}", hint=f"correct `when` in stores.{self.store}")
 
-    def true_of(self, changes: pa.RecordBatch, replaced: Replaced) -> Mask:
+    def true_of(self, changes: pa.RecordBatch, replaced: ReplacedRows) -> Mask:
         """Which of the changes, rows or one TRUNCATE, it is true of. Raises StoreError where it has no value of one."""
         schema = topic_schema(changes.schema)
         found = self.formula.values(_Columns(changes, replaced), seen(schema), len(changes))
@@ -145,7 +145,7 @@ def seen(schema: TopicSchema) -> TopicSchema:
 @dataclass(frozen=True, slots=True)
 class _Columns:
     changes: pa.RecordBatch
-    replaced: Replaced
+    replaced: ReplacedRows
 
     def __call__(self, field: TopicField) -> Values:
         if field.name == OPERATION:

@@ -230,10 +230,8 @@ def bound(store: str, options: StoreOptions, schema: TopicSchema) -> Holding:
     anything decides; new names add up."""
     columns: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
-    rename: dict[str, str] = {}
-    wishes: dict[str, str] = {}
+    rename, wishes, computed = dict[str, str](), dict[str, str](), dict[str, str]()
     where: str | None = None
-    computed: dict[str, str] = {}
     transform: TableOptions | None = None
     for _, said in _of_topic(options, schema):
         transform = transform if said.transform is None else said

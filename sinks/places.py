@@ -86,7 +86,7 @@ def moves(batch: pa.RecordBatch, given: Given, former_rows: FormerRows) -> pa.Re
     out = given(batch)
     if not schema.key or not len(batch):
         return out
-    before = RowsBefore.of(batch, schema, former_rows)
+    before = ChangesBefore.of(batch, schema, former_rows)
     has = np.flatnonzero(before.numbers != _NONE)
     if not len(has):
         return out
@@ -104,7 +104,7 @@ def moves(batch: pa.RecordBatch, given: Given, former_rows: FormerRows) -> pa.Re
     return whole.take(pa.array(order)).combine_chunks().to_batches()[0]
 
 
-class RowsBefore(NamedTuple):
+class ChangesBefore(NamedTuple):
     """``numbers``: for each change of a batch, that of the row before it in ``rows``; -1: there was none."""
 
     rows: pa.Table
@@ -114,7 +114,7 @@ class RowsBefore(NamedTuple):
     @classmethod
     def of(
         cls, batch: pa.RecordBatch, schema: TopicSchema, former_rows: FormerRows, asked: npt.NDArray[np.bool_] | None = None
-    ) -> RowsBefore:
+    ) -> ChangesBefore:
         """``asked``: the changes that it is asked of; None: all."""
         own = keys(batch, schema).dictionary_encode()
         codes = own.indices.to_numpy()

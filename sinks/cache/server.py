@@ -29,7 +29,7 @@ Address = tuple[str, int]
 
 
 class ServerOptions(Protocol):
-    """What is to be said of a server."""
+    """The options by which a server is reached."""
 
     @property
     def url(self) -> SecretStr: ...

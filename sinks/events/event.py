@@ -43,7 +43,7 @@ EVENTS: Final = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
+class EventBatch:
     """Some events, positions rising. ``rows``: of the schema ``EVENTS``."""
 
     rows: pa.RecordBatch
@@ -59,5 +59,5 @@ class Events:
     def column(self, name: str) -> pa.Array:
         return self.rows.column(name)
 
-    def slice(self, first: int, count: int) -> Events:
-        return Events(self.rows.slice(first, count))
+    def slice(self, first: int, count: int) -> EventBatch:
+        return EventBatch(self.rows.slice(first, count))

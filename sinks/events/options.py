@@ -32,7 +32,7 @@ class EventTables(StoreTables):
 
 
 class EventOptions(StoreOptions):
-    """What the events of a store look like, in which order they go, and where it begins."""
+    """The options of a store that hands changes on as events."""
 
     renders = True
 

@@ -1,6 +1,6 @@
 """A store of events as the product sees it: what all kinds share of ``sinks.contract.Sink``.
 
-What is applied waits (``waiting``) until ``commit``, when it goes to the kind's own part, the *channel*, in the order of positions over all topics; then the channel
+What is applied waits (``stagedevents``) until ``commit``, when it goes to the kind's own part, the *channel*, in the order of positions over all topics; then the channel
 notes the cut. So a channel sees events only in order, each once, unless its place has lost some or an attempt was broken off, and knows nothing of tables, batches and the log.
 
 There are no rows: nothing to scan, to compare, or to build again. ``Traits.events`` says so, and whoever would ask for rows refuses before he does.
@@ -24,16 +24,16 @@ from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, TopicAsOf, Traits
-from sinks.events.event import Events
+from sinks.events.event import EventBatch
+from sinks.events.eventcolumns import EventForm, body_of, events_of, holds_events
 from sinks.events.options import EventOptions
-from sinks.events.rendering import EventForm, body_of, events_of, holds_events
+from sinks.events.stagedevents import StagedEvents
 from sinks.events.standing import EventStanding
-from sinks.events.waiting import WaitingEvents
 from sinks.followedlog import Followed
 from sinks.render.choices import Choices
 
 _ANEW: Final = (
-    "put the right copy back; or give the store another name, and its events another place to go, with which it begins anew"
+    "put the right copy back; or give the store another name, and its events another place to go, with which it begins again"
 )
 TRAITS = Traits(sequenced=True, staged=True, events=True)
 
@@ -50,7 +50,7 @@ class Channel(Protocol):
         ``standing`` where there is nothing. Raises EpochPassed where a higher epoch has been seen."""
         ...
 
-    def deliver(self, events: Events, upto: Position) -> Outcome:
+    def deliver(self, events: EventBatch, upto: Position) -> Outcome:
         """Hands them on, in order: all that there is in the stretch of the log between what was delivered before and ``upto``. On return they are delivered, or
         set aside durably, and the standing's ``progress`` is ``upto``. May be called with no events."""
         ...
@@ -76,10 +76,12 @@ class EventSink:
         self.options = options
         self._channel = channel
         self._choices = Choices(name, options.as_rules)
-        self._waiting = WaitingEvents(options.staged_bytes)
+        self._waiting = StagedEvents(options.staged_bytes)
         self._followed = Followed(name)
         self._known: EventStanding | None = None
-        """As this sink left it last, also when it is closed: a place that was emptied meanwhile goes on from there."""
+        """As this sink left it last."""
+        self._last_seen = ZERO_CUT
+        """A place that was emptied meanwhile goes on from there."""
         self._shapes: dict[str, Shape] = {}
 
     # --- which log, and how far ------------------------------------------------------------------------------------------------------
@@ -161,6 +163,9 @@ class EventSink:
         return Outcome(len(fresh), stale=len(changes) - len(fresh))
 
     def commit(self, cut: Cut) -> None:
+        if not self._followed.begun:
+            self._last_seen = max(self._last_seen, cut, key=lambda one: one.position)
+            return
         self._followed.lineage()
         known = self._writer()
         if cut.position < known.cut.position:
@@ -172,8 +177,9 @@ class EventSink:
             outcome += self._channel.deliver(events, upto)
             self._known = known = replace(known, progress=upto)
             crashpoint("events.delivered")
+        crashpoint("events.before_cut")
         self._channel.commit(cut)
-        self._known = known.at(cut)
+        self._known, self._last_seen = known.at(cut), cut
         self._waiting.clear()
 
     def make_visible(self) -> None: ...
@@ -197,9 +203,9 @@ class EventSink:
 
     def _beginning(self, log: LogReader, lineage: Lineage) -> EventStanding:
         """Where nothing was ever delivered, or what says so has gone."""
-        if self._known is not None and self._known.log == lineage.log:
-            return replace(self._known, progress=self._known.cut.position)
         cut = log.head() if self.options.begin == "now" else ZERO_CUT
+        if START < self._last_seen.position <= log.head().position:
+            cut = self._last_seen
         return EventStanding(lineage.log, lineage.history, 0, cut, cut.position, cut.position)
 
     def _refuse_others(self, log: LogReader, lineage: Lineage, standing: EventStanding) -> None:

@@ -1,4 +1,4 @@
-"""What an event store says of itself: how far it has handed the log on. Kept where its events go, or as near to that as can be. Pure."""
+"""An event store's word on itself: how far it has handed the log on. Kept where its events go, or as near to that as can be. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class EventStanding:
 
     @classmethod
     def of(cls, fields: Mapping[str, str]) -> Self:
-        """What ``to_fields`` gave. Raises KeyError, ValueError for what nobody here wrote."""
+        """The way back from ``to_fields``. Raises KeyError, ValueError for what nobody here wrote."""
         log, history, epoch, position, lsn, ts, progress, began = (fields[name] for name in _FIELDS)
         cut = Cut(Position(int(position)), Lsn(int(lsn)), int(ts))
         return cls(log, history, int(epoch), cut, Position(int(progress)), Position(int(began)))

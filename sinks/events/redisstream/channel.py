@@ -17,11 +17,11 @@ from sinks.cache.server import Server
 from sinks.cache.transactions import fields_of
 from sinks.cache.wire import Reply, bulk, command
 from sinks.contract import EpochPassed, Outcome, Traits
-from sinks.events.event import Events
+from sinks.events.event import EventBatch
+from sinks.events.eventcolumns import moments
 from sinks.events.redisstream import script
 from sinks.events.redisstream.options import Options
 from sinks.events.redisstream.script import ledger_key
-from sinks.events.rendering import moments
 from sinks.events.sink import TRAITS, EventSink
 from sinks.events.standing import EventStanding
 from sinks.render.texts import Texts, raw_texts
@@ -67,7 +67,7 @@ class StreamChannel:
         self._done(self._call(script.BEGIN, [self._ledger], standing.epoch, *fields))
         self._known = standing
 
-    def deliver(self, events: Events, upto: Position) -> Outcome:
+    def deliver(self, events: EventBatch, upto: Position) -> Outcome:
         known = self._writer()
         at = int(known.progress)
         with self._server.errors():
@@ -127,7 +127,7 @@ class StreamChannel:
                 )
             case [script.ODD, key]:
                 raise StoreError(
-                    f"store {self._store}: {key.decode(errors='replace')} is no stream: another program's key is in the way",
+                    f"store {self._store}: {key.decode(errors='replace')} does not hold a stream: another program's key is in the way",
                     retryable=False,
                     hint=f"name another stream in stores.{self._store}.stream",
                 )
@@ -137,7 +137,7 @@ class StreamChannel:
             hint="it is looked at again, and what is missing is delivered again",
         )
 
-    def _calls(self, events: Events, after: int, upto: int) -> Iterator[bytes]:
+    def _calls(self, events: EventBatch, after: int, upto: int) -> Iterator[bytes]:
         """The calls that bring these events and all of the stretch (after, upto]."""
         known, count = self._writer(), len(events)
         topics = events.column("topic").dictionary_encode()
@@ -178,7 +178,7 @@ class _Entries:
         return self.texts.offsets
 
 
-def _entries(events: Events, streams: npt.NDArray[np.int64]) -> _Entries:
+def _entries(events: EventBatch, streams: npt.NDArray[np.int64]) -> _Entries:
     """``streams``: the number of each event's stream in KEYS."""
     count = len(events)
     columns = [(name, _texts(events, name), _absent(events.column(name))) for name in FIELDS]
@@ -198,7 +198,7 @@ def _entries(events: Events, streams: npt.NDArray[np.int64]) -> _Entries:
     return _Entries(Texts(out, offsets), texts_each + len(head))
 
 
-def _texts(events: Events, name: str) -> Texts:
+def _texts(events: EventBatch, name: str) -> Texts:
     column = events.column(name)
     if name == "time":
         return moments(column)

@@ -1,4 +1,4 @@
-"""What the server carries out as one piece: look at the ledger, refuse or add the entries, move the progress.
+"""The scripts that the server carries out as one piece: look at the ledger, refuse or add the entries, move the progress.
 
 The ledger (``ledger_key``) is a hash beside the streams, lost and restored together with them; its fields are those of ``EventStanding``. A call names the stretch
 (from, to] of the log that it brings, and is taken if the ledger's progress is exactly ``from`` and its writer's epoch is the highest. So a call that was carried

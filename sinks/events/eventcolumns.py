@@ -19,9 +19,9 @@ from cdc.kernels.moments import timestamp_text
 from cdc.model.batch import LSN, OP, POSITION, TS, Op, is_truncate, topic_schema
 from cdc.model.oldrows import taken_apart
 from cdc.model.topic import TopicSchema
-from sinks.condition import Replaced, op_names
+from sinks.condition import ReplacedRows, op_names
 from sinks.events.cloudevents import cloudevent, of_change, of_payload
-from sinks.events.event import EVENTS, Events
+from sinks.events.event import EVENTS, EventBatch
 from sinks.events.options import Body
 from sinks.render.jsonkernels import ABSENT, NULL, VALUE
 from sinks.render.jsonrows import Piece, Style, join, plain_documents
@@ -46,7 +46,7 @@ def body_of(schema: TopicSchema, asked: Body | None) -> Body:
 
 @dataclass(frozen=True, slots=True)
 class EventForm:
-    """What is asked of a store's events. ``style``: of documents."""
+    """The form that a store's events have. ``style``: of documents."""
 
     style: Style
     body: Body | None = None
@@ -54,8 +54,8 @@ class EventForm:
     order_by: tuple[str, ...] = ()
 
 
-def events_of(given: pa.RecordBatch, form: EventForm) -> Events:
-    """The events of a batch that is no SCHEMA record, in its order; with the column of old rows or without (``cdc.model.oldrows``)."""
+def events_of(given: pa.RecordBatch, form: EventForm) -> EventBatch:
+    """The events of a batch of rows, or of one TRUNCATE, in its order; with the column of old rows or without (``cdc.model.oldrows``)."""
     changes, has, old = taken_apart(given)
     schema, rows = topic_schema(changes.schema), len(changes)
     columns: dict[str, pa.Array] = {
@@ -71,12 +71,12 @@ def events_of(given: pa.RecordBatch, form: EventForm) -> Events:
         case "payload":
             columns["body"] = _payload(changes)
         case "change":
-            columns["body"] = join(_change(changes, form.style, columns, Replaced(has, old))).to_array()
+            columns["body"] = join(_change(changes, form.style, columns, ReplacedRows(has, old))).to_array()
         case "cloudevents":
             own = holds_events(schema)
-            data = of_payload(changes) if own else of_change(_change(changes, form.style, columns, Replaced(has, old)))
+            data = of_payload(changes) if own else of_change(_change(changes, form.style, columns, ReplacedRows(has, old)))
             columns["body"] = join(cloudevent(changes, columns, moments(columns["time"]), data)).to_array()
-    return Events(pa.RecordBatch.from_arrays([columns[one.name].cast(one.type) for one in EVENTS], schema=EVENTS))
+    return EventBatch(pa.RecordBatch.from_arrays([columns[one.name].cast(one.type) for one in EVENTS], schema=EVENTS))
 
 
 def _written(changes: pa.RecordBatch) -> dict[str, pa.Array]:
@@ -115,7 +115,7 @@ def _payload(changes: pa.RecordBatch) -> pa.Array:
     return column_text(changes, "payload", exact_values(changes)).cast(pa.large_binary())
 
 
-def _change(changes: pa.RecordBatch, style: Style, columns: Mapping[str, pa.Array], replaced: Replaced) -> list[Piece]:
+def _change(changes: pa.RecordBatch, style: Style, columns: Mapping[str, pa.Array], replaced: ReplacedRows) -> list[Piece]:
     """``before``: the whole row where it is known; of a DELETE else its key, of anything else null."""
     rows, schema = len(changes), topic_schema(changes.schema)
     ops = changes.column(OP).to_numpy()

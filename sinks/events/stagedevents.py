@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.model.position import Position
-from sinks.events.event import EVENTS, Events
+from sinks.events.event import EVENTS, EventBatch
 from sinks.stagedchanges import StagedChanges
 
 
-class WaitingEvents:
-    """What a range of the log has brought, each topic's events in order."""
+class StagedEvents:
+    """The events that a range of the log has brought, each topic's in order."""
 
     def __init__(self, limit_bytes: int) -> None:
         """``limit_bytes``: so many of them stay in memory."""
@@ -23,10 +23,10 @@ class WaitingEvents:
         """Everything of the topic up to here waits already; 0: nothing does."""
         return self._staged.reach(topic)
 
-    def add(self, topic: str, events: Events) -> None:
+    def add(self, topic: str, events: EventBatch) -> None:
         self._staged.add(topic, events.rows)
 
-    def in_order(self) -> Iterator[Events]:
+    def in_order(self) -> Iterator[EventBatch]:
         """All of them, as they go. Takes memory for one batch of each topic. May be asked again, until ``clear``."""
         sources = [self._staged.batches(topic) for topic in self._staged.topics]
         heads = [(next(source), source) for source in sources]
@@ -46,9 +46,9 @@ class WaitingEvents:
         self._staged.clear()
 
 
-def _merged(parts: list[pa.RecordBatch]) -> Events:
+def _merged(parts: list[pa.RecordBatch]) -> EventBatch:
     filled = [part for part in parts if len(part)]
     if len(filled) == 1:
-        return Events(filled[0])
+        return EventBatch(filled[0])
     whole = pa.Table.from_batches(filled, EVENTS).combine_chunks().to_batches()[0]
-    return Events(whole.take(pa.array(np.argsort(whole.column(0).to_numpy(), kind="stable"))))
+    return EventBatch(whole.take(pa.array(np.argsort(whole.column(0).to_numpy(), kind="stable"))))
