@@ -21,7 +21,7 @@ class Unaddressed(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ReceiverAddress:
     """``parts``: of path and query, (literal, the place behind it, or None at the end)."""
 
     scheme: str
@@ -39,7 +39,7 @@ class Address:
         return "".join(literal + (_segment(place, values[place]) if place is not None else "") for literal, place in self.parts)
 
 
-def parsed(url: str, *, plain: bool) -> Address:
+def parsed(url: str, *, plain: bool) -> ReceiverAddress:
     """The address that is written so. ``plain``: http may be used with any host. Raises ValueError, which does not quote it: a path may hold a token."""
     try:
         given = urlsplit(url)
@@ -58,7 +58,7 @@ def parsed(url: str, *, plain: bool) -> Address:
     if given.scheme == "http" and not plain and not is_loopback(host):
         raise ValueError("is http, so anybody on the way may read along: use https, or set plain_http = true")
     target = (given.path or "/") + (f"?{given.query}" if given.query else "")
-    return Address(given.scheme, host, port or (443 if given.scheme == "https" else 80), _parts(target))
+    return ReceiverAddress(given.scheme, host, port or (443 if given.scheme == "https" else 80), _parts(target))
 
 
 def is_loopback(host: str) -> bool:

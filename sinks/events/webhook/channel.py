@@ -21,15 +21,15 @@ from cdc.errors import ConfigError, Stopped, StopState, StoreError
 from cdc.model.position import Cut, Position
 from sinks.contract import EpochPassed, Outcome
 from sinks.deadletters import Letter, Letters, LetterState, check_share
-from sinks.events.event import Events
+from sinks.events.event import EventBatch
 from sinks.events.standing import EventStanding
 from sinks.events.webhook.address import PLACES, Unaddressed
 from sinks.events.webhook.courier import Courier
-from sinks.events.webhook.deliveries import At, Deliveries, Outgoing, Request, RequestRules
+from sinks.events.webhook.deliveries import At, Deliveries, EventRequest, Outgoing, RequestRules
 from sinks.events.webhook.kept import KeptDeliveries, KeptFile, Tried, Waiting
 from sinks.events.webhook.options import Options
 from sinks.events.webhook.receiver import Receiver
-from sinks.events.webhook.verdict import Fate, Verdict, silent
+from sinks.events.webhook.verdict import RequestFate, RequestVerdict, silent
 from sinks.retry import down
 
 WAITING_MAX: Final = 10_000
@@ -103,7 +103,7 @@ class WebhookChannel:
             found.setdefault(one.topic, []).append(one.position)
         return found
 
-    def resume(self, events: Iterable[Events]) -> None:
+    def resume(self, events: Iterable[EventBatch]) -> None:
         """Begins to send, first of all what was waiting (``lacking``). What is not among ``events`` is gone from the log, and becomes a letter."""
         with self._begun.held() as deliveries:
             if self._lacking:
@@ -125,13 +125,13 @@ class WebhookChannel:
         for number, tried in enumerate(kept.requests):
             events = tuple(carried.get(number, ()))
             if events and all(one.unaddressed is None for one in events):
-                requests.append(Request(events, tried.failed, tried.since_s - self._past_s, tried.due_s - self._past_s))
+                requests.append(EventRequest(events, tried.failed, tried.since_s - self._past_s, tried.due_s - self._past_s))
         aside = (((one.table, int(one.position)), one.reason) for one in kept.letters if one.state is LetterState.ASIDE)
         deliveries.restore(requests, aside)
 
     # --- events ------------------------------------------------------------------------------------------------------------------
 
-    def deliver(self, events: Events, upto: Position) -> Outcome:
+    def deliver(self, events: EventBatch, upto: Position) -> Outcome:
         self._file.refuse_others()
         known, handed = set(self._letters.by_id), 0
         behind = int(np.searchsorted(events.positions, self._handed, side="right"))
@@ -211,7 +211,7 @@ class WebhookChannel:
         verdict = self._post(request)
         with self._begun.held() as deliveries:
             deliveries.answered_retried(request, verdict, self._clock.monotonic())
-        return None if verdict.fate is Fate.TAKEN else verdict.reason
+        return None if verdict.fate is RequestFate.TAKEN else verdict.reason
 
     # --- how ---------------------------------------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class WebhookChannel:
     def _where(self) -> str:
         return self._options.address.where
 
-    def _post(self, request: Request) -> Verdict:
+    def _post(self, request: EventRequest) -> RequestVerdict:
         receiver = self._receiver
         if receiver is None:
             return silent("the store was closed")
@@ -234,7 +234,7 @@ class WebhookChannel:
         crashpoint("webhook.sent")
         return verdict
 
-    def _outgoing(self, events: Iterable[Events]) -> list[Outgoing]:
+    def _outgoing(self, events: Iterable[EventBatch]) -> list[Outgoing]:
         address = self._options.address
         found = []
         for one in events:

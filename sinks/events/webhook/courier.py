@@ -7,15 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cdc.clock import MACHINE, Clock
-from sinks.events.webhook.deliveries import Deliveries, Request
-from sinks.events.webhook.verdict import Verdict, silent
+from sinks.events.webhook.deliveries import Deliveries, EventRequest
+from sinks.events.webhook.verdict import RequestVerdict, silent
 
 
 class Courier:
     """Thread-safe. ``deliveries`` is touched only inside ``held``."""
 
     def __init__(
-        self, name: str, deliveries: Deliveries, post: Callable[[Request], Verdict], in_flight: int, clock: Clock = MACHINE
+        self,
+        name: str,
+        deliveries: Deliveries,
+        post: Callable[[EventRequest], RequestVerdict],
+        in_flight: int,
+        clock: Clock = MACHINE,
     ) -> None:
         """``post``: one attempt, which takes its time."""
         self.deliveries = deliveries
@@ -95,7 +100,7 @@ class Courier:
                 self.deliveries.answered(request, verdict, self.now)
                 self._news.notify_all()
 
-    def _taken(self) -> Request | None:
+    def _taken(self) -> EventRequest | None:
         """The next request, for which it waits; None once it is to stop."""
         with self._lock:
             while not self._stopping and threading.current_thread() in self._threads:

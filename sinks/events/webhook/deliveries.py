@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sinks.events.webhook.retries import Retry
-from sinks.events.webhook.verdict import Fate, Verdict
+from sinks.events.webhook.verdict import RequestFate, RequestVerdict
 
 DOWN_AFTER: Final = 4
 """A receiver that has been silent so often in a row is down."""
@@ -52,7 +52,7 @@ class Outgoing:
 
 
 @dataclass(slots=True)
-class Request:
+class EventRequest:
     """Events that go together, each queue's in order."""
 
     events: tuple[Outgoing, ...]
@@ -80,7 +80,7 @@ class Request:
 class _Queue:
     name: str
     events: deque[Outgoing] = field(default_factory=deque)
-    request: Request | None = None
+    request: EventRequest | None = None
     """The one that carries its head."""
     letter: str | None = None
     """Why its head is set aside."""
@@ -88,7 +88,7 @@ class _Queue:
     """So many of its events go in requests of their own."""
     listed: bool = False
     """Among the ready ones."""
-    past: Request | None = None
+    past: EventRequest | None = None
     """The request of several that its head was in before it went alone."""
 
 
@@ -129,9 +129,9 @@ class Deliveries:
         self._chance = chance
         self._queues: dict[str, _Queue] = {}
         self._ready: deque[_Queue] = deque()
-        self._resting: list[tuple[float, int, Request]] = []
+        self._resting: list[tuple[float, int, EventRequest]] = []
         self._number = 0
-        self._flying: list[Request] = []
+        self._flying: list[EventRequest] = []
         self._letters: dict[At, _Queue] = {}
         self._count = 0
         self.bytes = 0
@@ -160,11 +160,11 @@ class Deliveries:
             yield from queue.events
 
     @property
-    def failing(self) -> tuple[Request, ...]:
+    def failing(self) -> tuple[EventRequest, ...]:
         """Requests that were not taken when they were last sent, and those that are under way."""
         rested = tuple(request for _, _, request in sorted(self._resting, key=lambda one: one[:2]))
         alone = tuple(
-            Request((queue.events[0],), past.failed, past.since) for queue in self._ready if (past := queue.past) is not None
+            EventRequest((queue.events[0],), past.failed, past.since) for queue in self._ready if (past := queue.past) is not None
         )
         return (*rested, *self._flying, *alone)
 
@@ -189,7 +189,7 @@ class Deliveries:
             self.bytes += len(event.body)
             self._list(queue)
 
-    def restore(self, requests: Iterable[Request], letters: Iterable[tuple[At, str]]) -> None:
+    def restore(self, requests: Iterable[EventRequest], letters: Iterable[tuple[At, str]]) -> None:
         """Goes on from what ``failing`` and ``letters`` were when these events were here before, in another process."""
         heads = {queue.events[0].at: queue for queue in self._queues.values() if queue.events}
         for at, reason in letters:
@@ -207,7 +207,7 @@ class Deliveries:
 
     # --- events go ---------------------------------------------------------------------------------------------------------------
 
-    def next(self, now: float) -> Request | None:
+    def next(self, now: float) -> EventRequest | None:
         """A request to be sent now, whose outcome ``answered`` has to be given; None: there is none at present."""
         health = self.health
         if health.gone is not None or now < health.rests_until:
@@ -232,31 +232,31 @@ class Deliveries:
         due = now if self._ready else self._resting[0][0] if self._resting else None
         return None if due is None else max(due, health.rests_until)
 
-    def answered(self, request: Request, verdict: Verdict, now: float) -> None:
+    def answered(self, request: EventRequest, verdict: RequestVerdict, now: float) -> None:
         """The outcome of an attempt."""
         self._flying.remove(request)
         self._note(verdict, now)
-        if verdict.fate is Fate.TAKEN:
+        if verdict.fate is RequestFate.TAKEN:
             self._taken(request)
-        elif verdict.fate is Fate.REFUSED:
+        elif verdict.fate is RequestFate.REFUSED:
             self._refused(request, verdict.reason)
         else:
             self._failed(request, verdict, now)
 
     # --- an operator decides ------------------------------------------------------------------------------------------------------
 
-    def retried(self, at: At) -> Request | None:
+    def retried(self, at: At) -> EventRequest | None:
         """A letter's event, to be sent now; ``answered_retried`` has to be given the outcome. None where no such letter is left."""
         queue = self._letters.get(at)
-        return None if queue is None else Request((queue.events[0],))
+        return None if queue is None else EventRequest((queue.events[0],))
 
-    def answered_retried(self, request: Request, verdict: Verdict, now: float) -> None:
+    def answered_retried(self, request: EventRequest, verdict: RequestVerdict, now: float) -> None:
         """Its queue goes on if it was taken, else the letter stays."""
         self._note(verdict, now)
         queue = self._letters.get(request.events[0].at)
         if queue is None:
             return
-        if verdict.fate is Fate.TAKEN:
+        if verdict.fate is RequestFate.TAKEN:
             self.drop(request.events[0].at)
         else:
             queue.letter = verdict.reason
@@ -271,7 +271,7 @@ class Deliveries:
 
     # --- how -----------------------------------------------------------------------------------------------------------------------
 
-    def _formed(self) -> Request | None:
+    def _formed(self) -> EventRequest | None:
         """The next request of events that have not been sent yet."""
         events: list[Outgoing] = []
         taken: list[_Queue] = []
@@ -294,24 +294,24 @@ class Deliveries:
         if not events:
             return None
         events.sort(key=lambda one: one.position)
-        request = Request(tuple(events), *((past.failed, past.since) if past is not None else ()))
+        request = EventRequest(tuple(events), *((past.failed, past.since) if past is not None else ()))
         for queue in taken:
             queue.request = request
         return request
 
-    def _rested(self, now: float | None) -> Request | None:
+    def _rested(self, now: float | None) -> EventRequest | None:
         """The one that rests no longer, or with None the one that would be the first."""
         if self._resting and (now is None or self._resting[0][0] <= now):
             return heapq.heappop(self._resting)[2]
         return None
 
-    def _rest(self, request: Request) -> None:
+    def _rest(self, request: EventRequest) -> None:
         self._number += 1
         heapq.heappush(self._resting, (request.due, self._number, request))
 
-    def _note(self, verdict: Verdict, now: float) -> None:
+    def _note(self, verdict: RequestVerdict, now: float) -> None:
         health = self.health
-        if verdict.fate is Fate.SILENT:
+        if verdict.fate is RequestFate.SILENT:
             health.silences += 1
             health.reason = verdict.reason
             if health.down:
@@ -324,12 +324,12 @@ class Deliveries:
             self._resting = [(request.due, number, request) for _, number, request in self._resting]
             heapq.heapify(self._resting)
         health.silences = 0
-        if verdict.fate is Fate.GONE:
+        if verdict.fate is RequestFate.GONE:
             health.gone = verdict.reason
         if verdict.after_s is not None:
             health.rests_until = max(health.rests_until, now + min(verdict.after_s, self._rules.retry.most_s))
 
-    def _taken(self, request: Request) -> None:
+    def _taken(self, request: EventRequest) -> None:
         for queue in self._left(request):
             queue.alone = max(0, queue.alone - 1)
         for event in request.events:
@@ -338,21 +338,21 @@ class Deliveries:
             if (left := self._queues.get(name)) is not None:
                 self._list(left)
 
-    def _refused(self, request: Request, reason: str) -> None:
+    def _refused(self, request: EventRequest, reason: str) -> None:
         queues = self._left(request)
         if len(request.events) > 1:
             self._apart(request, queues, None)
         else:
             self._set_aside(queues[0], reason)
 
-    def _failed(self, request: Request, verdict: Verdict, now: float) -> None:
+    def _failed(self, request: EventRequest, verdict: RequestVerdict, now: float) -> None:
         retry = self._rules.retry
         request.since = request.since if request.failed else now
         request.failed += 1
-        request.silent, request.reason = verdict.fate is Fate.SILENT, verdict.reason
+        request.silent, request.reason = verdict.fate is RequestFate.SILENT, verdict.reason
         several = len(request.events) > 1
         ends = request.since + retry.for_s
-        if verdict.fate is not Fate.GONE and now >= ends and not several:
+        if verdict.fate is not RequestFate.GONE and now >= ends and not several:
             hours = f"{retry.for_hours:g} hours"
             self._set_aside(self._left(request)[0], f"{verdict.reason}, after {hours} and {request.failed} attempts")
         elif several and (now >= ends or (request.failed >= 2 and not request.silent)):
@@ -362,7 +362,7 @@ class Deliveries:
             request.due = min(now + pause, ends) if ends > now else now + pause  # the last attempt is made when its time is over
             self._rest(request)
 
-    def _apart(self, request: Request, queues: list[_Queue], past: Request | None) -> None:
+    def _apart(self, request: EventRequest, queues: list[_Queue], past: EventRequest | None) -> None:
         """Its events go one by one, each as if it had failed as often as all of them have."""
         counts = {queue.name: 0 for queue in queues}
         for event in request.events:
@@ -371,7 +371,7 @@ class Deliveries:
             queue.alone, queue.past = counts[queue.name], past
             self._list(queue)
 
-    def _left(self, request: Request) -> list[_Queue]:
+    def _left(self, request: EventRequest) -> list[_Queue]:
         """The queues whose heads the request carried, which carries them no longer."""
         queues = [self._queues[name] for name in dict.fromkeys(one.queue for one in request.events)]
         for queue in queues:

@@ -10,7 +10,7 @@ from typing import ClassVar, Final, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from sinks.events.options import EventOptions
-from sinks.events.webhook.address import Address, parsed
+from sinks.events.webhook.address import ReceiverAddress, parsed
 from sinks.events.webhook.retries import Retry
 from sinks.events.webhook.signature import key_of
 
@@ -50,7 +50,7 @@ class Options(EventOptions):
         return (self.secret,) if isinstance(self.secret, SecretStr) else self.secret
 
     @property
-    def address(self) -> Address:
+    def address(self) -> ReceiverAddress:
         return parsed(self.url.get_secret_value(), plain=self.plain_http)
 
     @property

@@ -12,10 +12,10 @@ import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NameResolutionError, NewConnectionError, ReadTimeoutError, SSLError
 
 from cdc.version import VERSION
-from sinks.events.webhook.deliveries import Request
+from sinks.events.webhook.deliveries import EventRequest
 from sinks.events.webhook.options import Options
 from sinks.events.webhook.signature import key_of, signed
-from sinks.events.webhook.verdict import Fate, Verdict, silent, verdict_of
+from sinks.events.webhook.verdict import RequestFate, RequestVerdict, silent, verdict_of
 
 logging.getLogger("urllib3").setLevel(logging.CRITICAL)  # at its lower levels it writes paths, which may hold a token
 
@@ -35,13 +35,13 @@ class Receiver:
         self._common = {"content-type": _content_type(options), "user-agent": f"headwater/{VERSION}"} | own
         self._pool = self._connected()
 
-    def post(self, request: Request) -> Verdict:
+    def post(self, request: EventRequest) -> RequestVerdict:
         """One attempt. Never raises for what a receiver or a network may do."""
         body = body_of(request, several=self._options.batch > 1)
         try:
             keys = [key_of(one.get_secret_value()) for one in self._options.secrets]
         except ValueError as error:  # it stands in a file, which was written again
-            return Verdict(Fate.AGAIN, f"a secret {error}")
+            return RequestVerdict(RequestFate.AGAIN, f"a secret {error}")
         headers = self._common | signed(request.id, self._now(), body, keys)
         try:
             answer = self._pool.urlopen(
@@ -79,7 +79,7 @@ class Receiver:
         )
 
 
-def body_of(request: Request, *, several: bool) -> bytes:
+def body_of(request: EventRequest, *, several: bool) -> bytes:
     """The bytes that are sent and signed: the event's own, or a JSON array where the options allow several."""
     if not several:
         return request.events[0].body

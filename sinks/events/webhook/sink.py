@@ -21,7 +21,7 @@ from cdc.model.position import Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import Traits
 from sinks.deadletters import Letter
-from sinks.events.event import Events
+from sinks.events.event import EventBatch
 from sinks.events.eventcolumns import events_of
 from sinks.events.sink import TRAITS, EventSink
 from sinks.events.webhook.channel import WebhookChannel
@@ -76,7 +76,7 @@ class WebhookSink(EventSink):
         """No row has a place."""
         return pa.nulls(len(keys), pa.utf8())
 
-    def _waiting_events(self, log: LogReader) -> Iterator[Events]:
+    def _waiting_events(self, log: LogReader) -> Iterator[EventBatch]:
         """Those that the channel lacks, as far as the log still has them, read as they were the first time."""
         history = self._writer().history
         for topic, positions in self._webhook.lacking.items():

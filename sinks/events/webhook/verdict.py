@@ -16,7 +16,7 @@ AGAIN_S: Final = 7 * 86_400.0
 """A receiver that asks for a longer pause than this means something else."""
 
 
-class Fate(Enum):
+class RequestFate(Enum):
     """The fate of one request."""
 
     TAKEN = "taken"
@@ -31,15 +31,15 @@ class Fate(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RequestVerdict:
     """``reason``: as it may be shown. ``after_s``: the receiver asks to be left alone for so long."""
 
-    fate: Fate
+    fate: RequestFate
     reason: str = ""
     after_s: float | None = None
 
 
-TAKEN: Final = Verdict(Fate.TAKEN)
+TAKEN: Final = RequestVerdict(RequestFate.TAKEN)
 _RETRIED: Final = (408, 425, 429)
 _WORDS: Final[Mapping[int, str]] = {
     408: "request timeout",
@@ -52,24 +52,24 @@ _WORDS: Final[Mapping[int, str]] = {
 }
 
 
-def silent(why: str) -> Verdict:
+def silent(why: str) -> RequestVerdict:
     """Nobody answered. ``why``: in words that quote nothing of the request."""
-    return Verdict(Fate.SILENT, f"no answer ({why})")
+    return RequestVerdict(RequestFate.SILENT, f"no answer ({why})")
 
 
-def verdict_of(status: int, retry_after: str | None, now_s: float) -> Verdict:
+def verdict_of(status: int, retry_after: str | None, now_s: float) -> RequestVerdict:
     """``retry_after``: the header. ``now_s``: Unix time."""
     if 200 <= status < 300:
         return TAKEN
     said = f"the receiver answers {status}"
     if status in _RETRIED or status >= 500:
         word = _WORDS.get(status)
-        return Verdict(Fate.AGAIN, f"{said} ({word})" if word else said, pause_of(retry_after, now_s))
+        return RequestVerdict(RequestFate.AGAIN, f"{said} ({word})" if word else said, pause_of(retry_after, now_s))
     if status == 410:
-        return Verdict(Fate.GONE, said)
+        return RequestVerdict(RequestFate.GONE, said)
     if 300 <= status < 400:
-        return Verdict(Fate.REFUSED, f"{said}: it redirects, and redirects are not followed")
-    return Verdict(Fate.REFUSED, said)
+        return RequestVerdict(RequestFate.REFUSED, f"{said}: it redirects, and redirects are not followed")
+    return RequestVerdict(RequestFate.REFUSED, said)
 
 
 def pause_of(retry_after: str | None, now_s: float) -> float | None:

@@ -8,13 +8,13 @@ from collections import defaultdict
 
 import pytest
 
-from sinks.events.webhook.deliveries import DOWN_AFTER, Deliveries, Outgoing, Request, RequestRules
+from sinks.events.webhook.deliveries import DOWN_AFTER, Deliveries, EventRequest, Outgoing, RequestRules
 from sinks.events.webhook.retries import Retry
-from sinks.events.webhook.verdict import TAKEN, Fate, Verdict, silent, verdict_of
+from sinks.events.webhook.verdict import TAKEN, RequestFate, RequestVerdict, silent, verdict_of
 
 SEED = int(os.environ.get("HEADWATER_SEED") or random.randrange(2**32))
-REFUSED = Verdict(Fate.REFUSED, "the receiver answers 400")
-BUSY = Verdict(Fate.AGAIN, "the receiver answers 500")
+REFUSED = RequestVerdict(RequestFate.REFUSED, "the receiver answers 400")
+BUSY = RequestVerdict(RequestFate.AGAIN, "the receiver answers 500")
 
 
 def event(position: int, key: str, target: str = "/") -> Outgoing:
@@ -25,7 +25,7 @@ def deliveries(*, batch: int = 1, **retry: float) -> Deliveries:
     return Deliveries(RequestRules(Retry.model_validate(retry), batch), random.Random(7))
 
 
-def positions(request: Request | None) -> list[int]:
+def positions(request: EventRequest | None) -> list[int]:
     return [] if request is None else [one.position for one in request.events]
 
 
@@ -86,7 +86,7 @@ def test_a_refused_event_is_a_letter_at_once_and_goes_on_after_a_replay_or_a_dro
     assert found.next(0.0) is None
     again = found.retried(("outbox.order", 1))
     assert again is not None
-    found.answered_retried(again, Verdict(Fate.REFUSED, "the receiver answers 422"), 0.0)
+    found.answered_retried(again, RequestVerdict(RequestFate.REFUSED, "the receiver answers 422"), 0.0)
     assert found.letters == {("outbox.order", 1): "the receiver answers 422"}
     found.answered_retried(again, TAKEN, 0.0)
     request = found.next(0.0)
@@ -205,14 +205,14 @@ def test_whatever_happens_each_key_is_in_order_and_nothing_is_lost(round_: int) 
     put: dict[str, list[int]] = defaultdict(list)
     seen: dict[str, list[int]] = defaultdict(list)
     given_up: set[int] = set()
-    flying: list[Request] = []
+    flying: list[EventRequest] = []
 
-    def answer(request: Request) -> None:
+    def answer(request: EventRequest) -> None:
         verdict = chance.choices(
-            [TAKEN, BUSY, REFUSED, silent("timeout"), Verdict(Fate.AGAIN, "503", 5.0)],
+            [TAKEN, BUSY, REFUSED, silent("timeout"), RequestVerdict(RequestFate.AGAIN, "503", 5.0)],
             [8, 2, 0.2, 2, 0.3] if not calm else [1, 0, 0, 0, 0],
         )[0]
-        if verdict.fate is Fate.TAKEN or (verdict.fate is Fate.SILENT and chance.random() < 0.5):
+        if verdict.fate is RequestFate.TAKEN or (verdict.fate is RequestFate.SILENT and chance.random() < 0.5):
             for one in request.events:
                 seen[one.queue].append(one.position)
         found.answered(request, verdict, now)
@@ -267,6 +267,6 @@ def restored(before: Deliveries, rules: RequestRules, chance: random.Random) -> 
     """As another process finds it."""
     found = Deliveries(rules, chance)
     found.add(sorted(before.events, key=lambda one: one.position))
-    found.restore([Request(one.events, one.failed, one.since, one.due) for one in before.failing], before.letters.items())
+    found.restore([EventRequest(one.events, one.failed, one.since, one.due) for one in before.failing], before.letters.items())
     assert (len(found), found.letters) == (len(before), before.letters)
     return found

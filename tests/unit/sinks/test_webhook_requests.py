@@ -11,7 +11,7 @@ import pytest
 
 from sinks.events.webhook.address import Unaddressed, parsed
 from sinks.events.webhook.signature import key_of, signed
-from sinks.events.webhook.verdict import AGAIN_S, Fate, pause_of, verdict_of
+from sinks.events.webhook.verdict import AGAIN_S, RequestFate, pause_of, verdict_of
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 VALUES = {"topic": "outbox.order", "type": "order.placed", "op": "insert", "key": "7"}
@@ -53,13 +53,13 @@ def test_what_is_no_secret_is_refused_without_quoting_it(secret: str) -> None:
 @pytest.mark.parametrize(
     ("status", "fate"),
     [
-        *((one, Fate.TAKEN) for one in (200, 201, 202, 204, 299)),
-        *((one, Fate.AGAIN) for one in (408, 425, 429, 500, 501, 502, 503, 504, 599)),
-        *((one, Fate.REFUSED) for one in (300, 301, 302, 303, 304, 307, 308, 400, 401, 403, 404, 409, 413, 422, 451)),
-        (410, Fate.GONE),
+        *((one, RequestFate.TAKEN) for one in (200, 201, 202, 204, 299)),
+        *((one, RequestFate.AGAIN) for one in (408, 425, 429, 500, 501, 502, 503, 504, 599)),
+        *((one, RequestFate.REFUSED) for one in (300, 301, 302, 303, 304, 307, 308, 400, 401, 403, 404, 409, 413, 422, 451)),
+        (410, RequestFate.GONE),
     ],
 )
-def test_each_status_has_its_fate(status: int, fate: Fate) -> None:
+def test_each_status_has_its_fate(status: int, fate: RequestFate) -> None:
     assert verdict_of(status, None, 0.0).fate is fate
 
 
