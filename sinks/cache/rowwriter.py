@@ -35,7 +35,7 @@ FIRST_ROWS: Final = 512
 GROWTH: Final = 4
 """The server waits for the first slice, so that one is small; each of the next is so many times as large, and ready before the one before is written."""
 VALUE_BYTES_MAX: Final = 512 << 20
-"""The server's own limit of one value (proto-max-bulk-len)."""
+"""The usual limit of a server for one value (proto-max-bulk-len); where it says a lower one, that counts."""
 
 Found = tuple[Letter, ...]
 Positions = npt.NDArray[np.int64]
@@ -84,7 +84,7 @@ class Rowwriter:
 
     def put(self, chain: Chain, row: pa.RecordBatch, keys: TableKeys, form: Form) -> str | None:
         """Puts one row there, or takes it away, and says nothing of dead letters. Returns why the server cannot hold it; None once it does."""
-        refused = next(iter(_reasons(form.write(row, topic_schema(row.schema)), row).values()), None)
+        refused = next(iter(self._reasons(form.write(row, topic_schema(row.schema)), row).values()), None)
         if refused is None:
             self._write(chain, [row], _Making(keys, form, moves=False, lettered=False))
         return refused
@@ -146,7 +146,7 @@ class Rowwriter:
 
     def _parts(self, topic: str, frame: Frame, making: _Making, batch: pa.RecordBatch) -> tuple[list[RequestPart], Found]:
         written = making.form.write(batch, topic_schema(batch.schema), packed=self._transactions.takes_packed)
-        reasons, positions = _reasons(written, batch), batch.column(POSITION).to_numpy()
+        reasons, positions = self._reasons(written, batch), batch.column(POSITION).to_numpy()
         names = making.keys.texts(batch)
         gone = batch.column(OP).to_numpy() == int(Op.DELETE)
         gone[list(reasons)] = True
@@ -155,6 +155,17 @@ class Rowwriter:
         rows = RowFrames(names, written.texts, gone.astype(np.uint8), positions, written.items, written.expire_at, written.packed)
         first = [self._transactions.part(topic, commands)] if commands else []
         return [*first, *parts_of(frame, rows, LIMITS)], letters
+
+    def _reasons(self, written: Written, batch: pa.RecordBatch) -> dict[int, str]:
+        """Row → why the server cannot hold it."""
+        most = min(VALUE_BYTES_MAX, self._transactions.value_bytes_max or VALUE_BYTES_MAX)
+        gone = batch.column(OP).to_numpy() == int(Op.DELETE)
+        dead = (np.diff(written.texts.offsets) > most) & ~gone
+        reasons = dict.fromkeys(np.flatnonzero(dead).tolist(), f"value over {most} bytes")
+        if written.items is not None:
+            empty = (written.items == 0) & ~gone
+            reasons |= dict.fromkeys(np.flatnonzero(empty).tolist(), "a hash has no fields when every column is NULL")
+        return reasons
 
     def _lettered(self, topic: str, positions: Positions, names: Texts, reasons: Mapping[int, str]) -> tuple[list[bytes], Found]:
         """What is said of dead letters before the rows are written: should they not be, all of it is done again."""
@@ -171,17 +182,6 @@ class Rowwriter:
         held[dead] = False
         ended = known.ended(topic, lambda: named, positions, TakenChanges(there, held))
         return self.letters.settled(letters, ended), letters
-
-
-def _reasons(written: Written, batch: pa.RecordBatch) -> dict[int, str]:
-    """Row → why the server cannot hold it."""
-    gone = batch.column(OP).to_numpy() == int(Op.DELETE)
-    dead = (np.diff(written.texts.offsets) > VALUE_BYTES_MAX) & ~gone
-    reasons = dict.fromkeys(np.flatnonzero(dead).tolist(), f"value over {VALUE_BYTES_MAX} bytes")
-    if written.items is not None:
-        empty = (written.items == 0) & ~gone
-        reasons |= dict.fromkeys(np.flatnonzero(empty).tolist(), "a hash has no fields when every column is NULL")
-    return reasons
 
 
 def _slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -22,6 +22,8 @@ from sinks.retry import down, redis_error, slot_moving
 LOOK_S: Final = 10.0
 """How often it is looked whether somebody has let the server evict keys."""
 
+_LONGEST: Final = "proto-max-bulk-len"
+
 Found = TypeVar("Found")
 
 
@@ -85,6 +87,8 @@ class Server:
         proxy may, or has taken the right away since."""
         self.takes_packed = False
         """Whether the connection's server takes hashes as ``sinks.cache.listpack`` makes them."""
+        self.value_bytes_max: int | None = None
+        """The longest value that the server takes; None where it does not say so to this account, as many providers do not let it."""
 
     @property
     def wire(self) -> RedisWire:
@@ -132,6 +136,8 @@ class Server:
         if again and time.monotonic() - self._looked_at < LOOK_S:
             return
         info: dict[str, Any] = self.ask(lambda client: client.info())
+        if not again:
+            self.value_bytes_max = self.ask(_longest_value)
         self._looked_at = time.monotonic()
         if info.get("maxmemory_policy", "noeviction") != "noeviction":
             policy = info["maxmemory_policy"]
@@ -256,6 +262,14 @@ _CODES: Final[tuple[tuple[type[Exception], str], ...]] = (
     (redis.exceptions.AskError, "ASK"),
     (redis.exceptions.TryAgainError, "TRYAGAIN"),
 )
+
+
+def _longest_value(client: redis.Redis) -> int | None:
+    try:
+        said = client.config_get(_LONGEST).get(_LONGEST)
+    except redis.ResponseError:
+        return None
+    return None if said is None else int(said)
 
 
 def _redirection(error: BaseException) -> str | None:

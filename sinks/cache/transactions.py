@@ -75,6 +75,11 @@ class RedisTransactions:
         """Whether the server takes hashes by RESTORE. For use within ``stream`` only: each connection asks it again."""
         return self._server.takes_packed
 
+    @property
+    def value_bytes_max(self) -> int | None:
+        """See ``Server``."""
+        return self._server.value_bytes_max
+
     def progress(self, chain: Chain) -> int:
         return max(self.position, chain.upto)
 

@@ -369,6 +369,50 @@ def test_a_letter_goes_by_the_name_that_its_row_has_now(opened: Opened, monkeypa
     assert opened(key="p:{id}").letters() == ()
 
 
+@pytest.mark.parametrize("value", ["json", "hash"])
+def test_a_value_that_is_too_long_for_this_server_is_set_aside_and_the_others_flow(valkey: Any, opened: Opened, value: str) -> None:
+    """Its own limit counts, not the usual one: it ends the connection of whoever sends more, and would do so again and again."""
+    limit, note = 1 << 20, "proto-max-bulk-len"
+    reason = f"value over {limit} bytes"
+    with valkey.client() as client:
+        usual = client.config_get(note)[note]
+        try:
+            sink = opened(value=value)
+            sink.prepare(TopicSchema.of(ORDERS))
+            client.config_set(note, limit)
+            rows = [order(1), order(2, note="x" * (limit + 1)), order(3)]
+            with pytest.raises(StoreError) as caught:
+                opened.feed(sink, upserts(ORDERS, 1, rows))  # the limit was lowered since it was opened
+            assert caught.value.retryable
+            sink = opened(value=value, prepare=False)
+            sink.prepare(TopicSchema.of(ORDERS))
+            dead = sink.apply(upserts(ORDERS, 1, rows)).dead
+            assert [(int(letter.position), letter.reason) for letter in dead] == [(2, reason)]
+            opened.commit(sink, cut(3))
+            assert sorted(client.keys("public.orders:*")) == [b"public.orders:1", b"public.orders:3"]
+        finally:
+            client.config_set(note, usual)
+
+
+def test_a_server_that_does_not_say_its_limit_has_the_usual_one(
+    valkey: Any, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with many providers, and for an account without +config|get."""
+    with valkey.client() as client:
+        client.execute_command(
+            "ACL", "SETUSER", "narrow", "on", ">secret", "~*", "&*", "+@read", "+@write", "+@transaction", "+info"
+        )
+        try:
+            opened.url = opened.url.replace("redis://", "redis://narrow:secret@")
+            sink = opened()
+            sink.prepare(TopicSchema.of(ORDERS))
+            monkeypatch.setattr(rowwriter, "VALUE_BYTES_MAX", 500)
+            (letter,) = opened.feed(sink, upserts(ORDERS, 1, [order(1), order(2, note="x" * 600)])).dead
+            assert letter.reason == "value over 500 bytes"
+        finally:
+            client.execute_command("ACL", "DELUSER", "narrow")
+
+
 def test_no_table_is_called_like_what_is_said_of_another(opened: Opened) -> None:
     """Anybody may create some without a key, which are set aside and counted; a name must not make that fail for good."""
     sink, names = opened(), ["t#rows", "t@rows", "t@all", "t", "t@1", "t@2"]
