@@ -8,8 +8,8 @@ from typing import Final, Self
 
 from cdc.errors import ConfigError
 from cdc.model.topic import TopicSchema
-from sinks.sql.options import TEMPLATE
 
+TEMPLATE: Final = "{schema}"
 LEDGER_SCHEMA: Final = "headwater_stores"
 """Not ``headwater``: that one belongs to the source's owner where the source is the target, too."""
 IDENTITY: Final = "_cdc_key"

@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import unquote
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from cdc.model.selection import matches
+from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
+from cdc.settings.tableoptions import StoreTables, TableOptions
+from sinks.sql.names import TEMPLATE
+from sinks.sql.owncolumns import OwnColumns
 
 MB: Final = 2**20
-TEMPLATE: Final = "{schema}"
 _SCHEMES: Final = ("postgresql://", "postgres://")
 _FILE: Final = "duckdb://"
 
 
+class SqlTable(TableOptions):
+    """What only a SQL database does with a table."""
+
+    deleted: str | None = Field(None, min_length=1, max_length=63)
+    """As of the store, for these tables."""
+    loaded_at: str | None = Field(None, min_length=1, max_length=63)
+    """As of the store, for these tables."""
+
+
+class SqlTables(StoreTables):
+    """``tables`` of a SQL database."""
+
+    __pydantic_extra__: dict[str, SqlTable] = Field(init=False)  # type: ignore[assignment]  # nobody adds to it
+
+
 class Options(StoreOptions):
     """The options that only a SQL database has."""
+
+    held: SqlTables = Field(SqlTables(), alias="tables")
+    """As in every store."""
 
     url: SecretStr
     """`postgresql://user@host:port/database`, with libpq's parameters behind `?`, such as `sslmode=verify-full`. It may hold the password. Or a
@@ -28,6 +51,11 @@ class Options(StoreOptions):
     namespace: str = TEMPLATE
     """The schema in which a table stands there; `{schema}` is its schema in the source. `"copy_{schema}"` puts `public.orders` at
     `copy_public.orders`."""
+    deleted: str | None = Field(None, min_length=1, max_length=63)
+    """A column that the tables get beside the source's: a row that is deleted, or goes with a TRUNCATE, stays there, and this is true
+    ([warehouses.md](warehouses.md#keep-deleted-rows)). Left out: deleted rows go."""
+    loaded_at: str | None = Field(None, min_length=1, max_length=63)
+    """A column that the tables get beside the source's: when the row was written here. Left out: there is none."""
     timeout_s: float = Field(30.0, gt=0)
     """How long connecting, and waiting for a lock, may take. A writer that stands still in the middle of a commit loses its connection after as long."""
     staged_bytes: int = Field(256 * MB, ge=1)
@@ -48,6 +76,19 @@ class Options(StoreOptions):
         if self.file is not None and self.password is not None:
             raise ValueError("password: a DuckDB file has none; leave it out")
         return self
+
+    def own_columns(self, topic: str) -> OwnColumns:
+        """The columns that the topic's table has beside the source's."""
+        found = OwnColumns(self.deleted, self.loaded_at)
+        for pattern, said in self.held.options.items():
+            if isinstance(said, SqlTable) and matches((pattern,), topic):
+                found = OwnColumns(said.deleted or found.deleted, said.loaded_at or found.loaded_at)
+        return found
+
+    def shaping_of(self, schema: TopicSchema) -> Mapping[str, str]:
+        """Without the column, rows that are deleted would be among the others."""
+        deleted = self.own_columns(schema.topic).deleted
+        return {} if deleted is None else {"deleted": deleted}
 
     @property
     def file(self) -> Path | None:

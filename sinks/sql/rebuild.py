@@ -79,6 +79,7 @@ class SqlRebuild:
                 session.run(f"drop table {place.sql}")
             entry = ownership.made(session, self.store, schema, place, self.lineage)
         table = session.dialect.table(session, place)
+        table.take(self.options.own_columns(schema.topic))
         known = entry.shape.schema.names if entry.shape is not None else ()
         writer = SqlRowWriter(session, table, topic.shape)
         count = writer.replace_all(schema, known, (came.rows for came in topic.rows()))

@@ -13,6 +13,7 @@ from sinks.sql.dialect import SqlSession
 from sinks.sql.dialects import dialect_of
 from sinks.sql.names import TargetPlace, place_of
 from sinks.sql.options import Options
+from sinks.sql.owncolumns import OwnColumns
 from sinks.sql.table import TargetTable
 
 
@@ -52,4 +53,9 @@ class SqlRowReader:
     def _table(self, session: SqlSession, schema: TopicSchema) -> TargetTable | None:
         entry = ledger.read(session, self._store).entries.get(schema.topic)
         place: TargetPlace = place_of(schema, self._options.namespace)
-        return session.dialect.table(session, place) if entry is not None and entry.has_table and entry.place == place else None
+        if entry is None or not entry.has_table or entry.place != place:
+            return None
+        table = session.dialect.table(session, place)
+        own = self._options.own_columns(schema.topic)
+        table.own = own if own.deleted in table.columns else OwnColumns()
+        return table

@@ -64,8 +64,10 @@ class SqlRowWriter:
 
     def _pass(self, barrier: TableBarrier) -> None:
         gone = barrier.rows is RowsBefore.GONE
-        if gone:
+        if gone and barrier.defines:
             self._table.empty()
+        elif gone:
+            self._table.truncate()
         if barrier.defines:
             self._table.evolve(self.shape.schema, barrier.schema, emptied=gone)
             self.shape = barrier.shape

@@ -106,6 +106,7 @@ class SqlSink:
     def prepare(self, schema: TopicSchema) -> None:
         extent, epoch = self._opened(), self._writer()
         place = place_of(schema, self.options.namespace)
+        self.options.own_columns(schema.topic).refuse(self.name, schema)
         entry = self._known.entries.get(schema.topic)
         if entry is not None and entry.has_table:
             return
@@ -122,6 +123,7 @@ class SqlSink:
         for schema in schemas:
             place = place_of(schema, self.options.namespace)
             self._dialect.refuse(schema)
+            self.options.own_columns(schema.topic).refuse(self.name, schema)
             if (other := taken.setdefault(self._dialect.same_name(place), schema.topic)) != schema.topic:
                 raise ConfigError(
                     f"stores.{self.name}: {other} and {schema.topic} would both be the table {place}",
@@ -189,7 +191,9 @@ class SqlSink:
     def _write(self, session: SqlSession, entry: TableEntry, mark: Mark) -> TableEntry:
         assert entry.place is not None
         assert entry.shape is not None
-        writer = SqlRowWriter(session, session.dialect.table(session, entry.place), entry.shape)
+        table = session.dialect.table(session, entry.place)
+        table.take(self.options.own_columns(entry.topic))
+        writer = SqlRowWriter(session, table, entry.shape)
         writer.write(self._staging.batches(entry.topic), entry.mark.cut.position)
         now = replace(entry, mark=max(mark, entry.mark, key=lambda one: one.cut.position), shape=writer.shape)
         ledger.put(session, self.name, now)

@@ -16,6 +16,7 @@ from cdc.model.topic import TopicField, TopicSchema
 from sinks.reshape import origins
 from sinks.sql.dialect import Dialect, SqlSession, StagedRows
 from sinks.sql.names import GONE, IDENTITY, TableSign, TargetPlace, quoted
+from sinks.sql.owncolumns import OwnColumns
 
 
 def refused(place: TargetPlace, whose: str) -> StoreError:
@@ -40,6 +41,7 @@ class TargetTable(ABC):
         self._session = session
         self.columns: dict[str, str] = {}
         """Name → type, as the catalog has them now."""
+        self.own = OwnColumns()
         self._look()
 
     # --- what each dialect brings ----------------------------------------------------------------------------------------------------
@@ -99,19 +101,41 @@ class TargetTable(ABC):
     def _dialect(self) -> Dialect:
         return self._session.dialect
 
+    def take(self, own: OwnColumns) -> None:
+        """From now on the table has these columns beside the source's."""
+        for name, kind in own.definitions():
+            if name not in self.columns:
+                self._add(name, kind)
+        self.own = own
+
     def remove(self, schema: TopicSchema, staged: StagedRows) -> None:
-        """Removes the rows of the staged keys that go."""
-        self._session.run(f"delete from {self.place.sql} t using {staged.sql} r where r.{GONE} and {self.match(schema, 'r')}")
+        """Removes the rows of the staged keys that go, or marks them as deleted."""
+        if self.own.deleted is None:
+            self._session.run(f"delete from {self.place.sql} t using {staged.sql} r where r.{GONE} and {self.match(schema, 'r')}")
+        else:
+            self._mark_deleted(f" from {staged.sql} r where r.{GONE} and {self.match(schema, 'r')}")
 
     def keep_only(self, schema: TopicSchema, staged: StagedRows) -> None:
-        """Removes the rows whose key is not staged."""
-        self._session.run(
-            f"delete from {self.place.sql} t where not exists (select 1 from {staged.sql} r where {self.match(schema, 'r')})"
-        )
+        """Removes the rows whose key is not staged, or marks them as deleted."""
+        others = f"not exists (select 1 from {staged.sql} r where {self.match(schema, 'r')})"
+        if self.own.deleted is None:
+            self._session.run(f"delete from {self.place.sql} t where {others}")
+        else:
+            self._mark_deleted(f" where {others}")
+
+    def truncate(self) -> None:
+        """Removes all rows, or marks them as deleted."""
+        if self.own.deleted is None:
+            self.empty()
+        else:
+            self._mark_deleted(" where true")
 
     def empty(self) -> None:
         """DELETE: unlike TRUNCATE it waits for no reader, and whoever has begun to read goes on."""
         self._session.run(f"delete from {self.place.sql}")
+
+    def _mark_deleted(self, which: str) -> None:
+        self._session.run(f"update {self.place.sql} t set {', '.join(self.own.set(deleted=True))}{which} and {self.own.live}")
 
     def evolve(self, old: TopicSchema, new: TopicSchema, *, emptied: bool) -> None:
         """Rows under ``old`` become what they would be under ``new``. ``emptied``: there are none."""
@@ -182,7 +206,7 @@ class TargetTable(ABC):
 
     def _add(self, name: str, kind: str) -> None:
         self._session.run(f"alter table {self.place.sql} add column {quoted(name)} {kind}")
-        self.columns[name] = kind
+        self.columns[name] = kind.partition(" default ")[0]
 
     def _drop(self, name: str) -> None:
         self._session.run(f"alter table {self.place.sql} drop column {quoted(name)}")

@@ -84,13 +84,15 @@ class DuckTable(TargetTable):
             self._retype(name, TEXT, f"{column}::varchar")
 
     def put(self, schema: TopicSchema, staged: StagedRows) -> None:
-        columns = ", ".join(map(quoted, schema.names))
+        own = dict(self.own.values(deleted=False))
+        columns = ", ".join(map(quoted, (*schema.names, *own)))
+        values = ", ".join((*map(quoted, schema.names), *own.values()))
         if schema.key:
             self._session.run(
                 f"delete from {self.place.sql} t using {staged.sql} r where not r.{GONE} and {self.match(schema, 'r')}"
             )
         self._session.run(
-            f"insert into {self.place.sql} ({columns or IDENTITY}) select {columns or 'null'} from {staged.sql} r where not r.{GONE}"
+            f"insert into {self.place.sql} ({columns or IDENTITY}) select {values or 'null'} from {staged.sql} r where not r.{GONE}"
         )
 
     def match(self, schema: TopicSchema, staged: str) -> str:
@@ -114,7 +116,7 @@ class DuckTable(TargetTable):
     def _read(self, schema: TopicSchema, joined: str) -> Iterator[pa.RecordBatch]:
         there = [name for name in schema.names if name in self.columns]
         columns = ", ".join(f"t.{quoted(name)}" for name in there) or "1"
-        rows = self._file.read(f"select {columns} from {self.place.sql} t{joined}")
+        rows = self._file.read(f"select {columns} from {self.place.sql} t{joined} where {self.own.live}")
         for batch in rows.to_batches(_ROWS_AT_ONCE):
             if not schema.names:
                 yield rows_of_nothing(len(batch))

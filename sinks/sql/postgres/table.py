@@ -81,8 +81,11 @@ class PostgresTable(TargetTable):
         if digested(schema):
             columns.append(IDENTITY)
             values.append(digest(schema, "r"))
+        own = dict(self.own.values(deleted=False))
+        columns += map(quoted, own)
+        values += own.values()
         key = key_columns(schema)
-        others = [quoted(name) for name in names if name not in key and not digested(schema)]
+        others = [quoted(name) for name in (*names, *own) if name in own or (name not in key and not digested(schema))]
         conflict = ""
         if key:
             done = f"update set {', '.join(f'{name} = excluded.{name}' for name in others)}" if others else "nothing"
@@ -109,7 +112,9 @@ class PostgresTable(TargetTable):
 
     def _copied(self, schema: TopicSchema, joined: str) -> Iterator[pa.RecordBatch]:
         columns = ", ".join(f"t.{quoted(name)}" if name in self.columns else "null::text" for name in schema.names)
-        return self._server.copy_out(f"copy (select {columns} from {self.place.sql} t{joined}) to stdout", audit_schema(schema))
+        return self._server.copy_out(
+            f"copy (select {columns} from {self.place.sql} t{joined} where {self.own.live}) to stdout", audit_schema(schema)
+        )
 
     def _retype_what_fits(self, name: str, kind: str) -> None:
         text = f"{quoted(name)}::text"
