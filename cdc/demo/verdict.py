@@ -85,7 +85,7 @@ def verdict(
 
 def _all_came(events: dict[str, Any]) -> bool:
     """A receiver of requests may be given an event twice, a stream may not."""
-    return events["bus"] == {"missing": 0, "twice": 0} and events["tower"]["missing"] == 0
+    return bool(events["bus"] == {"missing": 0, "twice": 0} and events["tower"]["missing"] == 0)
 
 
 def _rounded(seconds: float | None) -> float | None:
