@@ -27,7 +27,7 @@ def live_rows(place: TablePlace, schema: TopicSchema) -> Iterator[pa.RecordBatch
     fields = [field for field in place.iceberg.fields if field.name in wanted]
     for live in list(place.live().values()):
         gone, first = place.gone(live), 0
-        for piece in datafiles.pieces(live.path, fields, live.file.rows):
+        for piece in datafiles.pieces(live.path, fields, live.file.rows, place.folder.storage):
             inside = slice(*np.searchsorted(gone, (first, first + piece.num_rows)))
             yield from to_text(datafiles.without(piece, gone[inside] - first), schema).to_batches()
             first += piece.num_rows

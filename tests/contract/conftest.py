@@ -6,7 +6,11 @@ import pytest
 
 from tests.contract.labs import LABS, Lab
 
-MARKS = {"opensearch": pytest.mark.opensearch, "warehouse": pytest.mark.spark}
+MARKS = {
+    "opensearch": pytest.mark.opensearch,
+    "warehouse": pytest.mark.spark,
+    "warehouse-": pytest.mark.faults,  # the same sink over other catalogs: tests/integration/spark/test_warehouse_catalogs.py is among the others
+}
 
 
 @pytest.fixture(params=[pytest.param(name, marks=[mark for kind, mark in MARKS.items() if name.startswith(kind)]) for name in LABS])

@@ -15,6 +15,7 @@ from sinks import make_sink, memory, options_model, traits_of
 from sinks.cache import rowwriter
 from sinks.contract import Sink
 from tests.contract.units import MemoryUnits, NoUnits, OpenSearchUnits, RedisLanes, RedisUnits, SqlUnits, Units, WarehouseUnits
+from tests.lakes import LakeUnits
 from tests.logs import LooseLog
 
 
@@ -166,6 +167,8 @@ LABS: dict[str, Callable[[Fixture], Lab]] = {
     "redis-lanes": lambda fixture: _redis_lanes(fixture("redis_cluster")),
     "opensearch": lambda fixture: _opensearch(fixture("opensearch")),
     "warehouse": lambda fixture: _warehouse(fixture("spark"), fixture("tmp_path")),
+    "warehouse-sql-s3": lambda fixture: _lake(fixture, "sql-s3"),
+    "warehouse-rest": lambda fixture: _lake(fixture, "rest"),
     "sql": lambda fixture: _sql(fixture("postgres")),
     "console": lambda _: Lab("console", {}, readable=False),
 }
@@ -193,3 +196,13 @@ def _warehouse(spark: Any, folder: Any) -> Lab:
     use_session(lambda: spark)
     place = folder / "lab"
     return Lab("iceberg", {"path": place}, units=lambda name: WarehouseUnits(place, name))
+
+
+def _lake(fixture: Fixture, kind: str) -> Lab:
+    from sinks.sparksession import use_session
+
+    spark, folder = fixture("spark"), fixture("tmp_path")
+    use_session(lambda: spark)
+    lake = fixture("lake_of")(kind)
+    options = {"path": folder / "lake", **lake.options}
+    return Lab("iceberg", options, units=lambda name: LakeUnits(lake, name, folder / "copies"))
