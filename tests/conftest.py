@@ -34,7 +34,9 @@ from cdc.embedded.kafka import Kafka
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import NEWEST, VOLATILE, Postgres, installations
 from cdc.embedded.processes import free_port as _free_port
+from cdc.embedded.s3 import S3
 from cdc.embedded.valkey import Valkey
+from tests.lakes import BUCKET, Lake
 from tests.rediscluster import RedisCluster
 
 SEED_VARIABLE = "HEADWATER_SEED"
@@ -419,6 +421,37 @@ def kafka_server(server_folder: Path) -> Iterator[Kafka]:
 
 
 # Spark
+
+
+@pytest.fixture(scope="session")
+def s3(server_folder: Path, spark: Any) -> Iterator[S3]:
+    """An S3 server, with the bucket of ``tests.lakes``. It knows nothing of S3's newer checksums, so this process and Spark's send none."""
+    server = S3(server_folder / "s3")
+    server.folder.mkdir()
+    server.start()
+    (server.folder / "data" / BUCKET).mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        for name in ("aws.requestChecksumCalculation", "aws.responseChecksumValidation"):
+            spark._jvm.java.lang.System.setProperty(name, "when_required")
+        yield server
+    server.crash()
+
+
+@pytest.fixture
+def lake_of(spark: Any, postgres: Database, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Lake]]:
+    """Gives a warehouse by its kind: ``sql`` or ``rest``, with ``-s3`` where its files are on the S3 server."""
+    made: list[Lake] = []
+
+    def lake(kind: str) -> Lake:
+        s3 = request.getfixturevalue("s3") if kind.endswith("-s3") else None
+        made.append(Lake(spark, postgres.dsn, tmp_path / "lake", s3=s3, rest=kind.startswith("rest")))
+        return made[-1]
+
+    yield lake
+    for one in made:
+        one.close()
 
 
 @pytest.fixture(scope="session")

@@ -54,12 +54,14 @@ class SparkJars:
     iceberg: Path
     bare_naked: Path
     """The file system class that does not fork; it goes on the driver's own class path, not into ``spark.jars``."""
+    beside: tuple[Path, ...] = ()
+    """What Iceberg needs for other catalogs and for object storage."""
 
 
 def spark_jars(report: Report = lambda _line: None) -> SparkJars:
     """Fetches what is missing. Raises EmbeddedError when a file cannot be had or is not the one that we locked."""
-    by_artifact = {path.parent.parent.name: path for path in fetch(SPARK, report)}
-    return SparkJars(java_home(), by_artifact["iceberg-spark-runtime-4.1_2.13"], by_artifact["hadoop-bare-naked-local-fs"])
+    iceberg, bare_naked, *beside = fetch(SPARK, report)
+    return SparkJars(java_home(), iceberg, bare_naked, tuple(beside))
 
 
 def lock(name: str) -> tuple[Jar, ...]:

@@ -1,5 +1,5 @@
-"""The one file that talks to Iceberg's Java library (its classes are in ``java``): tables, their files, and commits. It lives in Spark's JVM;
-no Spark job runs.
+"""Tables, their files, and commits, by Iceberg's Java library (its classes are in ``java``) in Spark's JVM; no Spark job runs. Who says which version of a
+table is the newest differs: its folder (``foldercatalog``) or a catalog beside the files (``servedcatalog``).
 
 Everything that a commit does is one Iceberg transaction: the snapshot (with position and commit LSN in its summary), the table's
 properties and nothing between them. Raises StoreError only.
@@ -8,34 +8,30 @@ properties and nothing between them. Raises StoreError only.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, Final
-
-from py4j.protocol import Py4JJavaError
+from typing import Any, Final, Protocol, TypeVar
 
 from cdc.errors import StoreError
 from cdc.model.lineage import Mark
 from sinks.warehouse.columns import Add, Change, Drop, IcebergField, Rename, Widen, parse_schema
-from sinks.warehouse.disk import Lacking, looked_at, stamp, sync
-from sinks.warehouse.failures import Vanished, commit_errors, errors, java_name
+from sinks.warehouse.disk import Lacking
+from sinks.warehouse.failures import Vanished, commit_errors, errors
 from sinks.warehouse.java import Java
 from sinks.warehouse.marks import EPOCH_KEY, SOURCE_KEY, Signed
+from sinks.warehouse.storage import Storage
 from sinks.warehouse.vectors import Blob
-from sinks.warehouse.versions import KEPT_VERSIONS, MetadataFiles, read_version
+from sinks.warehouse.versions import KEPT_VERSIONS, read_version
 
 _CLOCKS_DIFFER_S: Final = 60
 """By so much Iceberg lets the clocks of a table's writers differ."""
 
-_TABLE_PROPERTIES: Final[Mapping[str, str]] = {
+TABLE_PROPERTIES: Final[Mapping[str, str]] = {
     "format-version": "3",
     "write.delete.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
     "write.merge.mode": "merge-on-read",
-    # Old metadata is deleted by ``versions``: Iceberg's own way of doing it takes a third of a commit.
-    "write.metadata.delete-after-commit.enabled": "false",
     "write.metadata.previous-versions-max": str(KEPT_VERSIONS),
     "write.metadata.compression-codec": "gzip",
     "commit.manifest.min-count-to-merge": "16",
@@ -97,58 +93,77 @@ class Pending:
     fields: tuple[IcebergField, ...]
 
 
-class Catalog:
-    """A folder of Iceberg tables."""
+Seen = TypeVar("Seen")
 
-    def __init__(self, jvm: Any, hadoop_configuration: Any, path: Path) -> None:
-        with errors("open the warehouse"):
-            self._use = Java(jvm)
-            self._path = path
-            self._java = jvm.org.apache.iceberg.hadoop.HadoopCatalog(hadoop_configuration, str(path))
+
+class Catalog(Protocol):
+    """Which tables there are, and where. Raises StoreError only."""
 
     def load(self, namespace: Sequence[str], name: str) -> IcebergTable | None:
-        folder = self._path.joinpath(*namespace, name)
-        try:
-            return looked_at(".".join((*namespace, name)), folder, partial(self._found, namespace, name))
-        except Vanished:
-            if stamp(folder) is not None:
-                raise
-            return None
-
-    def _found(self, namespace: Sequence[str], name: str) -> IcebergTable | None:
-        with errors("look for a table"):
-            identifier = self._identifier(namespace, name)
-            there = self._java.tableExists(identifier)
-            return IcebergTable(self._use, partial(self._java.loadTable, identifier)) if there else None
+        """None where there is none."""
+        ...
 
     def create(self, namespace: Sequence[str], name: str, schema: str, properties: Mapping[str, str]) -> IcebergTable:
         """Nothing of the new table is durable before its ``sync_all``."""
-        with errors("create a table"):
-            given = self._use.values.hash_map()
-            for key, value in {**_TABLE_PROPERTIES, **properties}.items():
-                given.put(key, value)
-            parsed = self._use.schema_parser.fromJson(schema)
-            identifier = self._identifier(namespace, name)
-            self._java.createTable(identifier, parsed, self._use.unpartitioned, given)
-            return IcebergTable(self._use, partial(self._java.loadTable, identifier))
+        ...
 
-    def _identifier(self, namespace: Sequence[str], name: str) -> Any:
-        return self._use.table_identifier.parse(".".join((*namespace, name)))
+    def remains(self, namespace: Sequence[str], name: str) -> set[str | None] | None:
+        """The stores that a table there names as its own, also where nobody can read it as a table; None among them: nobody says. None: nothing is there."""
+        ...
+
+    def way_out(self, namespace: Sequence[str], name: str) -> str:
+        """Says what an operator does by hand so that nothing is there."""
+        ...
+
+    def remove(self, namespace: Sequence[str], name: str) -> None:
+        """Removes the table, whole or not: its metadata and its data, and nothing that lies beside them."""
+        ...
+
+    def tables(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """(namespace, name) of every table that may be the store's."""
+        ...
+
+    def close(self) -> None: ...
 
 
-class IcebergTable:
+class IcebergTable(ABC):
     """One table at the version that was loaded or refreshed last."""
 
-    def __init__(self, use: Java, load: Callable[[], Any]) -> None:
-        """load: gives Iceberg's object for the table at its newest version."""
+    def __init__(self, use: Java, load: Callable[[], Any], storage_of: Callable[[str], Storage]) -> None:
+        """load: gives Iceberg's object for the table at its newest version. storage_of: what a location is read and written with."""
         self._use = use
         self._load = load
         self._java = load()
         self._operations = self._java.operations()
-        self.location = Path(self._java.location().removeprefix("file:"))
-        self._metadata = MetadataFiles(self.location)
+        self.place: str = local(self._java.location())
+        """The folder of its files, as a location in ``storage``."""
+        self.storage = storage_of(self.place)
         self._seen = read_version(use, self._operations.current(), None)
-        self._stamp = self._stamped()
+
+    @abstractmethod
+    def changed(self) -> bool:
+        """Whether anything happened to the table's metadata, by whomever, since this object last looked."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Raises Gone."""
+
+    @abstractmethod
+    def sync_all(self) -> None:
+        """For whoever will write: all that was found is durable from here on."""
+
+    @abstractmethod
+    def _look(self, look: Callable[[], Seen]) -> Seen:
+        """Returns what ``look`` finds in the table's metadata. Raises Vanished while files come or go there, and Lacking when one is missing and nothing
+        changes."""
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Makes durable what was just committed; from now on ``changed`` speaks of what comes after it."""
+
+    @abstractmethod
+    def refuse_lacking(self, missing: Callable[[], str | None]) -> None:
+        """Raises what ``files`` does where the table still lacks a data file after a while. ``missing``: names it, or None."""
 
     @property
     def fields(self) -> tuple[IcebergField, ...]:
@@ -168,55 +183,13 @@ class IcebergTable:
         """The mark of the rows that are there now."""
         return self._seen.mark
 
-    def changed(self) -> bool:
-        """Whether anything happened to the table's metadata, by whomever, since this object last looked. Asks the file system alone."""
-        return self._stamp != self._stamped()
-
-    def refresh(self) -> None:
-        """Raises Gone."""
-        if not self.changed():
-            return
-        known, stamp = self._stamp[1], self._stamped()
-        with errors("read a table's metadata"):
-            if stamp[1] != known or not self._went_forward():
-                # Iceberg goes from version to version. The one that it knows was deleted (others have committed often since), or is
-                # another by the same number: the folder was put back from a copy.
-                self._java = self._load_again()
-                self._operations = self._java.operations()
-            self._renew()
-            if self._metadata.counted_on:
-                self._metadata.sync()  # it may be a commit of ours whose answer was lost
-        self._stamp = stamp
-
     def _renew(self) -> None:
         self._seen = read_version(self._use, self._operations.current(), self._seen)
-
-    def _went_forward(self) -> bool:
-        try:
-            self._java.refresh()
-        except Py4JJavaError as error:
-            if java_name(error) != "ValidationException":
-                raise
-            return False
-        return True
-
-    def _stamped(self) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-        """The folder of the table's metadata and the version that was read last, as they stand now."""
-        with errors("look at a table's metadata"):
-            return stamp(self._metadata.folder), stamp(Path(_local(self._seen.file)))
-
-    def _load_again(self) -> Any:
-        try:
-            return self._load()
-        except Py4JJavaError as error:
-            if java_name(error) != "NoSuchTableException":
-                raise
-            raise Gone(self.name) from error
 
     @property
     def name(self) -> str:
         """The table of the source, or of ours where it is none of those."""
-        return self.properties.get(SOURCE_KEY, self.location.name)
+        return self.properties.get(SOURCE_KEY, self.place.rpartition("/")[2])
 
     @property
     def epoch(self) -> int:
@@ -226,7 +199,7 @@ class IcebergTable:
     def files(self) -> list[tuple[DataFile, Vector | None]]:
         """Every live data file and its deletion vector. Raises what ``looked_at`` does; Vanished where another version stands there by now than was read."""
         try:
-            return looked_at(self.name, self.location, self._files)
+            return self._look(self._files)
         except Lacking:
             if self.changed():  # what stands there, such as a copy that was put back, may well have all its files
                 raise Vanished("list a table's files", self.name) from None
@@ -268,7 +241,7 @@ class IcebergTable:
             for manifest in use.values.lists.newArrayList(manifests):
                 paths = use.manifest_files.readPaths(manifest, io, self._java.specs())
                 try:
-                    found.update(Path(path).name for path in use.values.texts(use.values.lists.newArrayList(paths)))
+                    found.update(map(name_of, use.values.texts(use.values.lists.newArrayList(paths))))
                 finally:
                     paths.close()
         return frozenset(found)
@@ -283,18 +256,18 @@ class IcebergTable:
                 retryable=False,
                 hint="CALL system.rewrite_data_files(table => …, options => map('delete-file-threshold', '1')) in Spark",
             )
-        return Vector(file.location, _local(delete.location()), delete.contentOffset(), delete.contentSizeInBytes(), delete)
+        return Vector(file.location, local(delete.location()), delete.contentOffset(), delete.contentSizeInBytes(), delete)
 
-    def data_file(self, path: Path) -> DataFile:
+    def data_file(self, path: str) -> DataFile:
         """A Parquet file that was just written, with its column bounds, ready to be committed."""
         with errors("describe a data file"):
-            return _data_file(self._use.files.data(self._java, path))
+            return _data_file(self._use.files.data(self._java, path, self.storage.size(path)))
 
-    def vector(self, puffin: Path, size: int, of: DataFile, blob: Blob) -> Vector:
+    def vector(self, puffin: str, size: int, of: DataFile, blob: Blob) -> Vector:
         """A deletion vector that was just written."""
         with errors("describe a deletion vector"):
             described = self._use.files.vector(self._java, puffin, size, of.location, blob)
-            return Vector(of.location, str(puffin), blob.offset, blob.length, described)
+            return Vector(of.location, puffin, blob.offset, blob.length, described)
 
     def begin(self) -> Pending:
         """Starts a commit."""
@@ -346,8 +319,7 @@ class IcebergTable:
         with errors("read what it has committed"):
             self._renew()
         with errors("sync what it has committed"):
-            self._metadata.sync()
-        self._stamp = self._stamped()
+            self._settle()
 
     def _update(self, transaction: Any, changes: Changes) -> Any:
         if changes.replace_all:
@@ -419,39 +391,26 @@ class IcebergTable:
             expiry.cleanExpiredFiles(True).deleteWith(keep).commit()
         self._committed()
         with errors("delete what has expired"):
-            paths = [Path(_local(location)) for location in self._use.values.texts(unneeded)]
+            paths = [local(location) for location in self._use.values.texts(unneeded)]
         # A Puffin file holds the vectors of several data files, and Iceberg names it as soon as one of them is needed no longer.
-        needed = self.needed(vectors_only=True) if any(path.suffix == ".puffin" for path in paths) else frozenset()
+        needed = self.needed(vectors_only=True) if any(path.endswith(".puffin") for path in paths) else frozenset()
         with errors("delete what has expired"):
             for path in paths:
-                if path.name in needed:
-                    continue
-                path.unlink(missing_ok=True)
-                path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
-
-    def sync_all(self, warehouse: Path) -> None:
-        """For whoever will write: everything of the table's metadata, and every folder from there up to the one that the warehouse's is in.
-
-        What a file system shows may still be in memory alone: the process that committed it (or made the table) died before it was synced,
-        or the disk failed. No mark says so, not even one that the ledger has reached, for a merge of files leaves the mark as it is. So a
-        writer counts on nothing that it finds, and syncs it all once; what is durable already costs next to nothing. Data files and
-        deletion vectors need none of it: they are synced before the commit that names them.
-        """
-        with errors("sync a table's metadata"):
-            self._metadata.sync()
-            for folder in (self.location, *self.location.parents):
-                sync(folder)
-                if folder.samefile(warehouse):
-                    break
-            sync(warehouse.parent)
+                if name_of(path) not in needed:
+                    self.storage.remove(path)
 
 
 def _data_file(java: Any) -> DataFile:
     location: str = java.location()
     return DataFile(
-        _local(location), location, java.recordCount(), java.fileSizeInBytes(), java, java.firstRowId(), java.dataSequenceNumber()
+        local(location), location, java.recordCount(), java.fileSizeInBytes(), java, java.firstRowId(), java.dataSequenceNumber()
     )
 
 
-def _local(location: str) -> str:
+def name_of(location: str) -> str:
+    return location.rpartition("/")[2]
+
+
+def local(location: str) -> str:
+    """A location as ``Storage`` takes it."""
     return location.removeprefix("file://").removeprefix("file:")

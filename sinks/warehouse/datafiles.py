@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
@@ -15,8 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sinks.warehouse.columns import FIELD_ID, IcebergField, arrow_schema
-from sinks.warehouse.disk import reading, sync
+from sinks.warehouse.disk import reading
 from sinks.warehouse.keys import Int64s, Mask
+from sinks.warehouse.storage import LOCAL, Storage
 
 _ROW_GROUP_ROWS: Final = 256 * 1024
 _ROWS_WORTH_A_THREAD: Final = 100_000
@@ -32,19 +32,20 @@ Convert = Callable[[pa.RecordBatch], pa.RecordBatch]
 class Folder:
     """Where a table's data files and deletion vectors lie. A new one's name begins with its writer's (``leftovers``)."""
 
-    path: Path
+    location: str
     writer: str
+    storage: Storage = LOCAL
 
-    def fresh(self, ending: str) -> Path:
-        """The path of a file that is to be written."""
-        return self.path / f"{self.writer}-{uuid4().hex}.{ending}"
+    def fresh(self, ending: str) -> str:
+        """The location of a file that is to be written."""
+        return f"{self.location}/{self.writer}-{uuid4().hex}.{ending}"
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenData:
     """One data file that ``write`` has written and synced."""
 
-    path: Path
+    path: str
     first: int
     """The first of the written rows (counted over all files of the call) that lies in this file."""
     rows: int
@@ -58,21 +59,18 @@ def write(
     total = sum(counts)
     if not total:
         return []
-    if not folder.path.is_dir():
-        folder.path.mkdir(parents=True, exist_ok=True)
-        sync(folder.path.parent)
+    folder.storage.make(folder.location)
     # Arrow's own size of a row is about three times the compressed one.
     bytes_in = sum(batch.nbytes * count // max(batch.num_rows, 1) for batch, count in zip(batches, counts, strict=True))
     parts = max(1, min(_WRITERS, total // _ROWS_WORTH_A_THREAD), -(-bytes_in // (3 * file_bytes)))
     edges = [total * part // parts for part in range(parts + 1)]
     jobs = [(folder.fresh("parquet"), first, after) for first, after in pairwise(edges)]
 
-    def one(job: tuple[Path, int, int]) -> WrittenData:
+    def one(job: tuple[str, int, int]) -> WrittenData:
         path, first, after = job
-        with pq.ParquetWriter(path, schema, **WRITER_OPTIONS) as writer:
+        with folder.storage.written(path) as file, pq.ParquetWriter(file, schema, **WRITER_OPTIONS) as writer:
             for batch in _selected(batches, masks, counts, first, after):
                 writer.write_batch(convert(batch), row_group_size=_ROW_GROUP_ROWS)
-        sync(path)
         return WrittenData(path, first, after - first)
 
     if len(jobs) == 1:
@@ -80,7 +78,7 @@ def write(
     else:
         with ThreadPoolExecutor(_WRITERS) as pool:
             written = list(pool.map(one, jobs))
-    sync(folder.path)
+    folder.storage.settle(folder.location)
     return written
 
 
@@ -88,9 +86,9 @@ def write_table(folder: Folder, rows: pa.Table) -> WrittenData:
     """Writes rows that are in the table's shape as one file, and syncs it. Without rows there is no file."""
     path = folder.fresh("parquet")
     if rows.num_rows:
-        pq.write_table(rows, path, row_group_size=_ROW_GROUP_ROWS, **WRITER_OPTIONS)
-        sync(path)
-        sync(folder.path)
+        with folder.storage.written(path) as file:
+            pq.write_table(rows, file, row_group_size=_ROW_GROUP_ROWS, **WRITER_OPTIONS)
+        folder.storage.settle(folder.location)
     return WrittenData(path, 0, rows.num_rows)
 
 
@@ -113,21 +111,28 @@ def _selected(
             yield batch.take(pa.array(np.flatnonzero(mask)[low:high]))
 
 
-def read(path: str, fields: Sequence[IcebergField], lineage: Sequence[pa.Field] = (), *, threads: bool = True) -> pa.Table:
+def read(
+    path: str,
+    fields: Sequence[IcebergField],
+    lineage: Sequence[pa.Field] = (),
+    storage: Storage = LOCAL,
+    *,
+    threads: bool = True,
+) -> pa.Table:
     """The file's rows with these columns, found by field id; a column that the file does not have is NULL. ``threads``: of Arrow's pool, whose time is
     nobody's, help with it."""
-    with reading(path):
-        file = _OpenedFile.at(path, [*arrow_schema(fields), *lineage])
+    with reading(path), storage.opened(path) as source:
+        file = _OpenedFile.at(source, [*arrow_schema(fields), *lineage])
         return file.shaped(file.parquet.read(columns=file.present, use_threads=threads))
 
 
-def pieces(path: str, fields: Sequence[IcebergField], rows: int) -> Iterator[pa.Table]:
+def pieces(path: str, fields: Sequence[IcebergField], rows: int, storage: Storage = LOCAL) -> Iterator[pa.Table]:
     """The same, some rows at a time and in order. ``rows``: how many the table says that the file has.
 
     Not more than ``_PIECE_ROWS`` at a time, as of a text that repeats the file has one, and every row one of its own once it is read.
     """
-    with reading(path):
-        file, found = _OpenedFile.at(path, arrow_schema(fields)), 0
+    with reading(path), storage.opened(path) as source:
+        file, found = _OpenedFile.at(source, arrow_schema(fields)), 0
         described = file.parquet.metadata
         for number in range(described.num_row_groups):
             group = described.row_group(number)
@@ -150,8 +155,8 @@ class _OpenedFile:
     wanted: Sequence[pa.Field]
 
     @classmethod
-    def at(cls, path: str, wanted: Iterable[pa.Field]) -> _OpenedFile:
-        file = pq.ParquetFile(path, memory_map=True)
+    def at(cls, source: pa.NativeFile, wanted: Iterable[pa.Field]) -> _OpenedFile:
+        file = pq.ParquetFile(source)
         fields = [field for field in file.schema_arrow if field.metadata and FIELD_ID in field.metadata]
         return cls(file, {field.metadata[FIELD_ID]: field.name for field in fields}, list(wanted))
 
@@ -173,10 +178,10 @@ class _OpenedFile:
         return pa.table(arrays, schema=pa.schema(self.wanted))
 
 
-def bounds(path: str, field_id: int) -> tuple[Any, Any] | None:
+def bounds(path: str, field_id: int, storage: Storage = LOCAL) -> tuple[Any, Any] | None:
     """The column's least and greatest value by the file's own statistics; None when it has none."""
-    with reading(path):
-        file = pq.ParquetFile(path)
+    with reading(path), storage.opened(path) as source:
+        file = pq.ParquetFile(source)
     index = next(
         (i for i, f in enumerate(file.schema_arrow) if f.metadata and f.metadata.get(FIELD_ID) == str(field_id).encode()), None
     )

@@ -23,20 +23,22 @@ _PARTS: Final = ("data", "metadata")
 _GZIP: Final = b"\x1f\x8b"
 
 
-def erase(catalog: Catalog, path: Path, store: str, aside: Path, kept: Set[Path] = frozenset()) -> None:
-    """Removes every table of the store, its ledger among them, but for those in ``kept``. ``aside``: a folder in the same file system, whose content
-    does not count."""
-    for location in tables_in(path):
-        if location in kept:
+TableName = tuple[tuple[str, ...], str]
+"""Namespace and name."""
+
+
+def erase(catalog: Catalog, store: str, kept: Set[TableName] = frozenset()) -> None:
+    """Removes every table of the store, its ledger among them, but for those in ``kept``."""
+    for namespace, name in catalog.tables():
+        if (namespace, name) in kept:
             continue
-        namespace = location.relative_to(path).parts[:-1]
-        table = catalog.load(namespace, location.name)
+        table = catalog.load(namespace, name)
         if table is not None and table.properties.get(STORE_KEY) == store:
-            put_aside(location, aside)
+            catalog.remove(namespace, name)
 
 
 def put_aside(location: Path, aside: Path) -> None:
-    """Removes a table at once: a crash leaves it whole, or leaves what is none any more. Where something else lies in its folder, such as another store's
+    """Removes a table at once: a crash leaves it whole, or leaves what is none any more. ``aside``: a folder in the same file system. Where something else lies in its folder, such as another store's
     tables, that stays; then the data go first, so that after a crash the table is still found."""
     aside.mkdir(parents=True, exist_ok=True)
     gone = aside / f"erased-{uuid4().hex}"

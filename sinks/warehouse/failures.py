@@ -36,8 +36,16 @@ _PASSING: Final = frozenset(
         "CommitStateUnknownException",
         "AlreadyExistsException",
         "OutOfMemoryError",
+        "UncheckedSQLException",
+        "RESTException",
+        "ServiceFailureException",
+        "ServiceUnavailableException",
+        "SdkClientException",
+        "S3Exception",
     }
 )
+_UNANSWERED: Final = frozenset({"UncheckedSQLException", "RESTException", "ServiceFailureException", "ServiceUnavailableException"})
+"""So a catalog's client calls an answer that did not come, or does not say what has happened."""
 _MISSING: Final = frozenset({"NotFoundException", "NoSuchTableException"})
 _METADATA_MISSING: Final = "Metadata file for version"
 """So begins what Iceberg says where a table's newest metadata went away; the class is the one of every other contradiction."""
@@ -77,7 +85,7 @@ def commit_errors() -> Iterator[None]:
         yield
     except Py4JJavaError as error:
         name = java_name(error)
-        if name in ("CommitStateUnknownException", _CONTRADICTION):
+        if name in ("CommitStateUnknownException", _CONTRADICTION) or name in _UNANSWERED:
             raise CommitUnknown from error
         if name in ("CommitFailedException", "ValidationException"):
             raise CommitConflict from error

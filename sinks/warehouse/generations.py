@@ -11,9 +11,8 @@ from cdc.errors import StoreError
 from cdc.model.lineage import Mark
 from cdc.model.position import Cut
 from sinks.generations import Generation, GenerationEntry, GenerationSize
-from sinks.sparksession import spark_session
 from sinks.warehouse.catalog import Catalog, IcebergTable
-from sinks.warehouse.erasure import tables_in
+from sinks.warehouse.connection import connect
 from sinks.warehouse.generationnames import WarehouseFolders
 from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.marks import SOURCE_KEY, STORE_KEY
@@ -91,12 +90,12 @@ class WarehouseGenerations:
         return None if table is None else table.mark
 
     def _tables(self, number: int) -> list[IcebergTable]:
-        root, catalog = self._folders.root(number), self._catalog(number)
-        there = [catalog.load(path.relative_to(root).parts[:-1], path.name) for path in tables_in(root)]
+        catalog = self._catalog(number)
+        there = [catalog.load(*name) for name in catalog.tables()]
         return [
             one for one in there if one is not None and one.properties.get(STORE_KEY) == self.name and SOURCE_KEY in one.properties
         ]
 
     def _catalog(self, number: int) -> Catalog:
-        spark = spark_session(self.name)
-        return Catalog(spark._jvm, spark._jsc.hadoopConfiguration(), self._folders.root(number))
+        own = self._options.model_copy(update={"path": self._folders.root(number)})
+        return connect(self.name, own, self._folders.staging(number))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sinks.warehouse.vectors import Blob
@@ -25,6 +24,7 @@ class Java:
         self.manifest_files = iceberg.ManifestFiles
         self.types = iceberg.types.Types
         self.always_true = iceberg.expressions.Expressions.alwaysTrue()
+        self.namespace = iceberg.catalog.Namespace
         self.unpartitioned = iceberg.PartitionSpec.unpartitioned()
 
 
@@ -51,6 +51,12 @@ class Values:
             found.add(text)
         return found
 
+    def java_map(self, given: Mapping[str, str]) -> Any:
+        made = self.hash_map()
+        for key, value in given.items():
+            made.put(key, value)
+        return made
+
     def texts(self, java_list: Any) -> list[str]:
         """A Java list of strings, in one round trip."""
         found: list[str] = json.loads(self._mapper.writeValueAsString(java_list))
@@ -71,15 +77,15 @@ class Files:
         self._metrics_config = iceberg.MetricsConfig
         self._parquet_util = iceberg.parquet.ParquetUtil
 
-    def data(self, table: Any, path: Path) -> Any:
+    def data(self, table: Any, path: str, size: int) -> Any:
         """A Parquet file, with the bounds of its columns."""
-        metrics = self._parquet_util.fileMetrics(table.io().newInputFile(str(path)), self._metrics_config.forTable(table))
-        builder = self._data_files.builder(table.spec()).withPath(str(path)).withFormat("parquet")
-        return builder.withFileSizeInBytes(path.stat().st_size).withMetrics(metrics).build()
+        metrics = self._parquet_util.fileMetrics(table.io().newInputFile(path), self._metrics_config.forTable(table))
+        builder = self._data_files.builder(table.spec()).withPath(path).withFormat("parquet")
+        return builder.withFileSizeInBytes(size).withMetrics(metrics).build()
 
-    def vector(self, table: Any, puffin: Path, size: int, location: str, blob: Blob) -> Any:
+    def vector(self, table: Any, puffin: str, size: int, location: str, blob: Blob) -> Any:
         """The deletion vector of the data file at this location. ``size``: the Puffin file's."""
         builder = self._file_metadata.deleteFileBuilder(table.spec()).ofPositionDeletes()
-        builder = builder.withFormat("puffin").withPath(str(puffin)).withFileSizeInBytes(size).withRecordCount(blob.cardinality)
+        builder = builder.withFormat("puffin").withPath(puffin).withFileSizeInBytes(size).withRecordCount(blob.cardinality)
         builder = builder.withReferencedDataFile(location).withContentOffset(blob.offset)
         return builder.withContentSizeInBytes(blob.length).build()

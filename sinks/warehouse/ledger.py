@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from cdc.crashpoint import crashpoint
@@ -42,13 +41,13 @@ class WarehouseLedger:
         """Up to here the topic's changes have left nothing to hold, so there may be no table."""
         return 0 if self.table is None else int(self.table.properties.get(_NOTHING + topic, 0))
 
-    def take(self, epoch: int, first: Mark, warehouse: Path) -> None:
+    def take(self, epoch: int, first: Mark) -> None:
         """From now on writers of an earlier epoch are refused. ``first``: a new ledger's mark."""
         try:
             if self.table is None:
                 given = {STORE_KEY: self._store, **mark_properties(first)}
                 self.table = self._catalog.create((LEDGERS,), safe(self._store), _SCHEMA, given)
-            self.table.sync_all(warehouse)
+            self.table.sync_all()
             if self.table.epoch > epoch:
                 raise EpochPassed(self._store, self.table.epoch)
             if self.table.epoch < epoch:

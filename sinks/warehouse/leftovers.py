@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Set
-from pathlib import Path
 from typing import Final
 
 from sinks.warehouse.failures import Vanished, errors
@@ -50,17 +49,12 @@ class Leftovers:
             found = self._left_over(epoch)
             self._since = {name: self._since.get(name, now) for name in found}
             for name in [name for name, since in self._since.items() if now - since >= GONE_FOR_S]:
-                (self._folder / name).unlink(missing_ok=True)
+                self._place.folder.storage.remove(f"{self._place.folder.location}/{name}")
                 del self._since[name]
 
-    @property
-    def _folder(self) -> Path:
-        return self._place.iceberg.location / "data"
-
     def _left_over(self, epoch: int) -> Set[str]:
-        if not self._folder.is_dir():
-            return frozenset()
-        names = {path.name: found[1] for path in self._folder.iterdir() if (found := _OURS.fullmatch(path.name))}
+        there = self._place.folder.storage.names(self._place.folder.location)
+        names = {name: found[1] for name in there if (found := _OURS.fullmatch(name))}
         gone = {writer for writer in set(names.values()) if not self._lives(writer)}
         left = {name for name, writer in names.items() if writer in gone}
         self._place.check()

@@ -7,18 +7,19 @@ from typing import Final, Self
 
 from pydantic import Field, model_validator
 
-from cdc.settings.models import StoreOptions
+from sinks.warehouse.catalogoptions import CatalogOptions
 
 MB: Final = 2**20
 
 
-class Options(StoreOptions):
+class Options(CatalogOptions):
     """The options that only a warehouse has."""
 
     example = ("warehouse", 'path = "var/warehouse"')
 
     path: Path
-    """The warehouse's folder: an Iceberg catalog of type `hadoop`, which every Iceberg reader can open."""
+    """The warehouse's folder: an Iceberg catalog of type `hadoop`, which every Iceberg reader can open. With another `catalog` the tables may lie elsewhere
+    (`warehouse`); then it holds only what waits for a commit, and has to be on the machine that writes."""
     namespace: str | None = Field(None, pattern=r"^[a-z0-9_]+$")
     """Put before `schema.table` in the tables' names."""
     pointer: Path | None = None
@@ -43,6 +44,10 @@ class Options(StoreOptions):
 
     @model_validator(mode="after")
     def _readers_find_the_pointer_outside(self) -> Self:
+        if self.pointer is not None and self.catalog != "hadoop":
+            raise ValueError(
+                f'catalog = "{self.catalog}" knows no `pointer`: its readers ask the catalog, and `cdc bootstrap` builds in place'
+            )
         if self.pointer is not None and self.pointer.absolute().is_relative_to(self.path.absolute()):
             raise ValueError("pointer lies in path, where a reader of path would take it for a namespace; name one beside path")
         return self

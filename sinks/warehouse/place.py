@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -40,7 +39,7 @@ from cdc.model.topic import TopicSchema
 from sinks.contract import EpochPassed
 from sinks.reshape import reshaped
 from sinks.warehouse import datafiles
-from sinks.warehouse.catalog import Changes, DataFile, IcebergTable, Pending, Vector
+from sinks.warehouse.catalog import Changes, DataFile, IcebergTable, Pending, Vector, name_of
 from sinks.warehouse.columns import (
     IcebergField,
     arrow_schema,
@@ -52,11 +51,12 @@ from sinks.warehouse.columns import (
     to_rows,
     to_text,
 )
-from sinks.warehouse.disk import reading, sync
+from sinks.warehouse.disk import reading
 from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.keys import FileKeys, Int64s, KeyPlan, encode
 from sinks.warehouse.marks import TABLE_KEY, Signed
 from sinks.warehouse.options import Options
+from sinks.warehouse.storage import Storage
 from sinks.warehouse.upserts import Final as LastChanges
 from sinks.warehouse.upserts import UpsertGroup, final, groups
 from sinks.warehouse.vectors import decode, puffin, union
@@ -112,15 +112,15 @@ class TablePlace:
     def __init__(self, table: IcebergTable, options: Options, cache: KeyCache, writer: str = "") -> None:
         """``writer``: whose name new files carry; whoever only reads needs none."""
         self.iceberg = table
-        self.folder = datafiles.Folder(table.location / "data", writer)
+        self.folder = datafiles.Folder(f"{table.place}/data", writer, table.storage)
         self._options = options
         self._cache = cache
         self._live: dict[str, Live] = {}
         self._live_at: int | None = None
         self._bounds: dict[tuple[str, KeyPlan], tuple[int, int] | None] = {}
         self._fields = table.fields
-        self._files_seen: tuple[int, int | None] | None = None
-        self._vector_files: tuple[Path, ...] = ()
+        self._files_seen: tuple[object, int | None] | None = None
+        self._vector_files: tuple[str, ...] = ()
         """Of the commit that is being made."""
         self.mark = _marked(table)
         """As this object found the table, or left it. Nothing is written onto a table that says anything else."""
@@ -205,7 +205,7 @@ class TablePlace:
             self._commit(pending, group, last, written, again, replace_all, signed)
         except CommitConflict:
             for path in (*(piece.path for piece in (*written, *again.values())), *self._vector_files):
-                path.unlink(missing_ok=True)
+                self.folder.storage.remove(path)
             return False
         except CommitUnknown as error:
             self.iceberg.refresh()
@@ -241,15 +241,15 @@ class TablePlace:
         return {
             path: self._file_again(live, held, schema, pending.fields)
             for path, live in list(self.live().items())
-            if replaced or (moved and moved & exact_texts(datafiles.read(path, [exact]).column(EXACT)).keys())
+            if replaced or (moved and moved & exact_texts(self._read(path, [exact]).column(EXACT)).keys())
         }
 
     def _file_again(
         self, live: Live, held: TopicSchema, schema: TopicSchema, fields: Sequence[IcebergField]
     ) -> datafiles.WrittenData:
         gone, wanted = self.gone(live), arrow_schema(fields)
-        texts = to_text(datafiles.without(datafiles.read(live.file.path, self.iceberg.fields), gone), held)
-        kept = datafiles.without(datafiles.read(live.file.path, fields), gone)
+        texts = to_text(datafiles.without(self._read(live.file.path, self.iceberg.fields), gone), held)
+        kept = datafiles.without(self._read(live.file.path, fields), gone)
         rows = pa.Table.from_batches(
             [to_rows(reshaped(batch, held, schema, 0), schema, wanted) for batch in texts.to_batches()], schema=wanted
         )
@@ -321,18 +321,15 @@ class TablePlace:
 
     def missing(self) -> str | None:
         """The name of a file that the table needs and that is not there, if any. Looks only where files came or went since the last time."""
-        folder = self.folder.path
-        try:
-            now = folder.stat().st_mtime_ns, self.iceberg.snapshot
-        except FileNotFoundError:
-            now = 0, self.iceberg.snapshot
+        storage = self.folder.storage
+        now = storage.stamp(self.folder.location), self.iceberg.snapshot
         if now == self._files_seen:
             return None
-        present = {path.name for path in folder.iterdir()} if now[0] else set()
+        present = storage.names(self.folder.location)
         needed = [path for live in self.live().values() for path in (live.path, live.vector and live.vector.path) if path]
-        for path in map(Path, needed):
-            if path.name not in present and not path.exists():
-                return path.name
+        for path in needed:
+            if name_of(path) not in present and not storage.exists(path):
+                return name_of(path)
         self._files_seen = now
         return None
 
@@ -350,7 +347,7 @@ class TablePlace:
         try:
             self.iceberg.commit(self.iceberg.begin(), changes, replace(signed, mark=self.mark), {})
         except CommitConflict:
-            written.path.unlink(missing_ok=True)
+            self.folder.storage.remove(written.path)
             raise
         for live in chosen:
             del self._live[live.file.path]
@@ -381,9 +378,9 @@ class TablePlace:
         target = self.folder.fresh("puffin")
         content, blobs = puffin({self._live[path].file.location: gone for path, gone in grown.items()})
         self._vector_files = (target,)
-        target.write_bytes(content)
-        sync(target)
-        sync(target.parent)
+        with self.folder.storage.written(target) as file:
+            file.write(content)
+        self.folder.storage.settle(self.folder.location)
         crashpoint("warehouse.vectors_written")
         vectors = {}
         for path, gone in grown.items():
@@ -401,7 +398,7 @@ class TablePlace:
     def gone(self, live: Live) -> Int64s:
         if live.gone is not None:
             return live.gone
-        gone = positions_of(live.vector)
+        gone = positions_of(live.vector, self.folder.storage)
         if live.vector is None:
             return gone
         self._live[live.file.path] = Live(live.file, live.vector, gone)
@@ -422,7 +419,7 @@ class TablePlace:
         if not plan.numeric or not len(wanted):
             return bool(len(wanted))
         if (path, plan) not in self._bounds:
-            self._bounds[path, plan] = datafiles.bounds(path, self._key_field(plan.names[0], schema).id)
+            self._bounds[path, plan] = datafiles.bounds(path, self._key_field(plan.names[0], schema).id, self.folder.storage)
         limits = self._bounds[path, plan]
         return limits is None or bool(np.any((wanted >= limits[0]) & (wanted <= limits[1])))
 
@@ -436,8 +433,7 @@ class TablePlace:
             return cached
         fields = {name: self._key_field(name, schema) for name in plan.names}
         exact = next(field for field in self._fields if field.name == EXACT)
-        wanted = [*fields.values(), *(() if plan.numeric or plan.plain else (exact,))]
-        rows = datafiles.read(path, wanted, threads=self._writes)
+        rows = self._read(path, [*fields.values(), *(() if plan.numeric or plan.plain else (exact,))])
 
         def column(name: str) -> pa.Array:
             values = rows.column(EXACT if name == EXACT else fields[name].name).combine_chunks()
@@ -447,19 +443,22 @@ class TablePlace:
         self._cache.put(path, plan, keys)
         return keys
 
+    def _read(self, path: str, fields: Sequence[IcebergField]) -> pa.Table:
+        return datafiles.read(path, fields, storage=self.folder.storage, threads=self._writes)
+
     def rows(self, path: str, positions: Int64s, schema: TopicSchema) -> pa.Table:
         """These rows of a file, those deleted left out, as ``sinks.contract.audit_schema(schema)``."""
         names = {*labels(schema).values(), EXACT}
         kept = np.setdiff1d(positions, self.gone(self.live()[path]))
-        rows = datafiles.read(path, [field for field in self._fields if field.name in names], threads=self._writes)
+        rows = self._read(path, [field for field in self._fields if field.name in names])
         return to_text(rows.take(pa.array(kept)), schema)
 
 
-def positions_of(vector: Vector | None) -> Int64s:
+def positions_of(vector: Vector | None, storage: Storage) -> Int64s:
     """The positions of the rows that are gone, rising."""
     if vector is None:
         return _NONE_GONE
-    with reading(vector.path), Path(vector.path).open("rb") as file:
+    with reading(vector.path), storage.opened(vector.path) as file:
         file.seek(vector.offset)
         return decode(file.read(vector.length))
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -29,7 +28,7 @@ from sinks.warehouse import datafiles
 from sinks.warehouse.catalog import Catalog, Changes, IcebergTable
 from sinks.warehouse.columns import Add, Change, Drop, IcebergField, arrow_schema, first_schema, parse_schema, to_rows
 from sinks.warehouse.disk import Lacking
-from sinks.warehouse.erasure import erase, holds_table, owners, put_aside
+from sinks.warehouse.erasure import erase
 from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.marks import SOURCE_KEY, STORE_KEY, TABLE_KEY, Signed
@@ -43,14 +42,12 @@ _FILES_PER_PIECE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class WarehouseRebuild:
-    """Over one store. ``writer``: whose name new files carry. ``aside``: a folder whose content does not count."""
+    """Over one store. ``writer``: whose name new files carry."""
 
     store: str
     options: Options
     catalog: Catalog
     writer: str
-    path: Path
-    aside: Path
 
     def carry_out(self, lineage: Lineage, epoch: int, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
         """Raises EpochPassed when a later writer of the same log has been there, StoreError."""
@@ -63,14 +60,13 @@ class WarehouseRebuild:
             rows += self._replaced(topic, signed, lineage)
             crashpoint("rebuild.table_replaced")
         ledger.refuse_others(epoch)
-        kept = {self.path.joinpath(*self._path(topic)) for topic in topics} | {self.path / LEDGERS / safe(self.store)}
-        erase(self.catalog, self.path, self.store, self.aside, kept)
+        kept = {self._path(topic) for topic in topics} | {((LEDGERS,), safe(self.store))}
+        erase(self.catalog, self.store, kept)
         ledger.record(signed, {})
         return Outcome(rows)
 
-    def _path(self, topic: TopicAsOf) -> tuple[str, ...]:
-        namespace, name = place_of(topic.shape.schema, self.options.namespace)
-        return (*namespace, name)
+    def _path(self, topic: TopicAsOf) -> tuple[tuple[str, ...], str]:
+        return place_of(topic.shape.schema, self.options.namespace)
 
     def _refuse_taken(self, topics: Sequence[TopicAsOf]) -> None:
         for topic in topics:
@@ -78,39 +74,39 @@ class WarehouseRebuild:
 
     def _own(self, topic: TopicAsOf) -> IcebergTable | None:
         """The table; None where there is none, or none that anybody can read. Raises StoreError where what is there is not the store's."""
-        path = self._path(topic)
-        table, folder = self._readable(path), self.path.joinpath(*path)
+        namespace, name = self._path(topic)
+        table, dotted = self._readable(namespace, name), ".".join((*namespace, name))
         if table is not None and (owner := table.properties.get(STORE_KEY)) != self.store:
             raise StoreError(
-                f"the warehouse's table {'.'.join(path)} belongs to store {owner} and source table {table.properties.get(SOURCE_KEY)}",
+                f"the warehouse's table {dotted} belongs to store {owner} and source table {table.properties.get(SOURCE_KEY)}",
                 retryable=False,
                 hint="give this store another path or a namespace of its own",
             )
-        if table is None and holds_table(folder) and owners(folder) != {self.store}:
+        if table is None and self.catalog.remains(namespace, name) not in (None, {self.store}):
             raise StoreError(
-                f"the warehouse's table {'.'.join(path)} cannot be read, and nothing shows that it is one of store {self.store}",
+                f"the warehouse's table {dotted} cannot be read, and nothing shows that it is one of store {self.store}",
                 retryable=False,
-                hint=f"give this store another path or a namespace of its own; if the table is this store's, move {folder} away",
+                hint=f"give this store another path or a namespace of its own; if the table is this store's, {self.catalog.way_out(namespace, name)}",
             )
         return table
 
     def _begin(self, lineage: Lineage, epoch: int) -> WarehouseLedger:
-        path = (LEDGERS, safe(self.store))
-        table = self._readable(path)
+        where = (LEDGERS,), safe(self.store)
+        table = self._readable(*where)
         if table is not None and table.mark is not None and table.mark.log == lineage.log and table.epoch > epoch:
             raise EpochPassed(self.store, table.epoch)
-        if holds_table(self.path.joinpath(*path)):
-            put_aside(self.path.joinpath(*path), self.aside)
+        if self.catalog.remains(*where) is not None:
+            self.catalog.remove(*where)
         crashpoint("rebuild.ledger_removed")
         ledger = WarehouseLedger(self.store, self.catalog)
-        ledger.take(epoch, lineage.mark(ZERO_CUT), self.path)
+        ledger.take(epoch, lineage.mark(ZERO_CUT))
         ledger.found()
         return ledger
 
-    def _readable(self, path: Sequence[str]) -> IcebergTable | None:
+    def _readable(self, namespace: Sequence[str], name: str) -> IcebergTable | None:
         """None where there is no table, or none that anybody can read."""
         try:
-            return self.catalog.load(path[:-1], path[-1])
+            return self.catalog.load(namespace, name)
         except StoreError as error:
             if error.retryable:
                 raise
@@ -126,11 +122,11 @@ class WarehouseRebuild:
                 return self._commit(table, topic, signed, written)
             except CommitConflict:
                 for piece in written:
-                    piece.path.unlink(missing_ok=True)
+                    table.storage.remove(piece.path)
             except Lacking:
                 if anew:
                     raise
-                put_aside(table.location, self.aside)  # every reader needs what is missing, too
+                self.catalog.remove(*self._path(topic))  # every reader needs what is missing, too
                 anew = True
             except CommitUnknown as error:
                 raise StoreError(
@@ -139,20 +135,19 @@ class WarehouseRebuild:
         raise StoreError(f"another writer keeps changing the warehouse's table {topic.shape.schema.topic}", retryable=True)
 
     def _table(self, topic: TopicAsOf, signed: Signed, lineage: Lineage) -> IcebergTable:
-        schema, path = topic.shape.schema, self._path(topic)
+        schema, where = topic.shape.schema, self._path(topic)
         table = self._own(topic)
         if table is not None:
-            table.sync_all(self.path)
+            table.sync_all()
             if table.mark is not None and table.mark.log == lineage.log and table.epoch > signed.epoch:
                 raise EpochPassed(self.store, table.epoch)
             return table
-        folder = self.path.joinpath(*path)
-        if holds_table(folder):
-            put_aside(folder, self.aside)
+        if self.catalog.remains(*where) is not None:
+            self.catalog.remove(*where)
         first = Signed(self.store, signed.epoch, lineage.mark(ZERO_CUT))
         properties = {SOURCE_KEY: schema.topic, TABLE_KEY: schema.to_json(), **first.properties()}
-        table = self.catalog.create(path[:-1], path[-1], first_schema(schema), properties)
-        table.sync_all(self.path)
+        table = self.catalog.create(*where, first_schema(schema), properties)
+        table.sync_all()
         return table
 
     def _commit(self, table: IcebergTable, topic: TopicAsOf, signed: Signed, written: list[datafiles.WrittenData]) -> int:
@@ -160,7 +155,7 @@ class WarehouseRebuild:
         pending = table.begin()
         pending = table.evolve(pending, replacement(pending.fields, parse_schema(first_schema(schema))))
         wanted = arrow_schema(pending.fields)
-        folder = datafiles.Folder(table.location / "data", self.writer)
+        folder = datafiles.Folder(f"{table.place}/data", self.writer, table.storage)
         for batches in _pieces(topic.rows(), 3 * _FILES_PER_PIECE * self.options.file_bytes):
             masks = [np.ones(batch.num_rows, np.bool_) for batch in batches]
             written += datafiles.write(folder, wanted, batches, masks, _converted(wanted), self.options.file_bytes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -28,9 +28,10 @@ from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, Outcome, Shape, TopicAsOf, Traits, audit_schema
 from sinks.generations import HeldWatch
 from sinks.render.rowtext import row_text
-from sinks.sparksession import jvm_thread_s, spark_session
+from sinks.sparksession import jvm_thread_s
 from sinks.warehouse.catalog import Catalog
 from sinks.warehouse.columns import labels
+from sinks.warehouse.connection import connect
 from sinks.warehouse.erasure import erase
 from sinks.warehouse.extent import Extent
 from sinks.warehouse.generationnames import FIRST
@@ -67,6 +68,7 @@ class Warehouse:
         """As it was opened, or committed here since."""
         self._epoch: int | None = None
         # While it is open:
+        self._catalog: Catalog | None = None
         self._extent: Extent | None = None
         self._ledger: WarehouseLedger | None = None
         self._tables: WarehouseTables | None = None
@@ -124,7 +126,8 @@ class Warehouse:
         with _disk_errors("opened"):
             if epoch is not None and self._path.exists():
                 self._own_folder()  # before anything in it is believed
-        catalog = self._connected()
+        self._disconnect()
+        catalog = self._catalog = self._connected()
         self._extent = Extent(self.name, self.options.tables, log, writing=epoch is not None)
         self._staging.clear()
         if epoch is not None:
@@ -173,14 +176,14 @@ class Warehouse:
             raise StoreError("there is no log yet that the warehouse could be built from", retryable=True)
         with _disk_errors("built again"):
             self._own_folder()
-            catalog = self._connected()
-            self._scratch.sweep()
-            self._scratch.folder()  # from now on everybody can see that the writer of our files lives
-            rebuild = WarehouseRebuild(self.name, self._parts.options, catalog, self._scratch.owner, self._path, self._parts.aside)
-            try:
-                outcome = rebuild.carry_out(lineage, epoch, cut, topics)
-            finally:
-                self._scratch.remove()
+            with closing(self._connected()) as catalog:
+                self._scratch.sweep()
+                self._scratch.folder()  # from now on everybody can see that the writer of our files lives
+                rebuild = WarehouseRebuild(self.name, self._parts.options, catalog, self._scratch.owner)
+                try:
+                    outcome = rebuild.carry_out(lineage, epoch, cut, topics)
+                finally:
+                    self._scratch.remove()
         self._parts.keys.clear()
         return outcome
 
@@ -195,19 +198,24 @@ class Warehouse:
         with _disk_errors("emptied"):
             if self._path.exists():
                 self._own_folder()
-            erase(self._connected(), self._path, self.name, self._parts.aside)
+            with closing(self._connected()) as catalog:
+                erase(catalog, self.name)
             self._scratch.sweep()
 
     def _connected(self) -> Catalog:
-        spark = spark_session(self.name)
-        return Catalog(spark._jvm, spark._jsc.hadoopConfiguration(), self._path)
+        return connect(self.name, self._parts.options, self._parts.aside)
+
+    def _disconnect(self) -> None:
+        if self._catalog is not None:
+            self._catalog.close()
+            self._catalog = None
 
     def _take(self, ledger: WarehouseLedger, epoch: int) -> None:
         extent = self._opened()[0]
         try:
             self._own_folder()
             self._scratch.folder()  # from now on everybody can see that the writer of our files lives
-            ledger.take(epoch, extent.lineage().mark(ZERO_CUT), self._path)
+            ledger.take(epoch, extent.lineage().mark(ZERO_CUT))
             if self._generation is None:
                 self._register.point(self._parts.number)  # somebody may have held it since it was chosen
         except OSError as error:
@@ -357,6 +365,7 @@ class Warehouse:
     def close(self) -> None:
         self._parts.close()
         self._extent = self._ledger = self._tables = None
+        self._disconnect()
 
 
 def traits(options: Options) -> Traits:  # noqa: ARG001

@@ -8,7 +8,6 @@ from cdc.errors import StoreError
 from cdc.model.topic import TopicSchema
 from sinks.warehouse.catalog import Catalog, IcebergTable
 from sinks.warehouse.columns import first_schema
-from sinks.warehouse.disk import refuse_lacking
 from sinks.warehouse.leftovers import Leftovers
 from sinks.warehouse.marks import SOURCE_KEY, STORE_KEY, TABLE_KEY, Signed
 from sinks.warehouse.names import place_of
@@ -77,7 +76,7 @@ class WarehouseTables:
     def add(self, source: str, table: IcebergTable) -> None:
         """The topic's place is this one."""
         if self._writing:
-            table.sync_all(self._options.path.absolute())  # the next ledger counts on what was found here
+            table.sync_all()  # the next ledger counts on what was found here
         place = self.places[source] = TablePlace(table, self._options, self._keys, self._scratch.owner)
         self.upkeep[source] = Upkeep(place, self._options, Leftovers(place, self._scratch.lives))
 
@@ -87,7 +86,7 @@ def refuse_missing(place: TablePlace) -> None:
     if place.missing() is not None:
         place.look_again()  # others may have merged it with its neighbours
         if place.missing() is not None:
-            refuse_lacking(place.name, place.iceberg.location, place.missing)
+            place.iceberg.refuse_lacking(place.missing)
 
 
 def _owner(table: IcebergTable) -> tuple[str | None, str | None]:

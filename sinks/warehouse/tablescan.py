@@ -27,6 +27,7 @@ from sinks.warehouse import datafiles
 from sinks.warehouse.columns import labels, to_text
 from sinks.warehouse.place import Live, TablePlace, positions_of
 from sinks.warehouse.scratch import Scratch
+from sinks.warehouse.storage import LOCAL
 
 
 def live_rows(place: TablePlace, schema: TopicSchema, scratch: Scratch) -> Iterator[pa.RecordBatch]:
@@ -36,18 +37,23 @@ def live_rows(place: TablePlace, schema: TopicSchema, scratch: Scratch) -> Itera
     """
     wanted = {*labels(schema).values(), EXACT}
     fields = [field for field in place.iceberg.fields if field.name in wanted]
-    with _kept(list(place.live().values()), scratch) as files:
+    storage = place.folder.storage
+    with _kept(list(place.live().values()), scratch if storage is LOCAL else None) as files:
         for live in files:
-            gone, first = positions_of(live.vector), 0
-            for piece in datafiles.pieces(live.path, fields, live.file.rows):
+            gone, first = positions_of(live.vector, storage), 0
+            for piece in datafiles.pieces(live.path, fields, live.file.rows, storage):
                 inside = slice(*np.searchsorted(gone, (first, first + piece.num_rows)))
                 yield from to_text(datafiles.without(piece, gone[inside] - first), schema).to_batches()
                 first += piece.num_rows
 
 
 @contextmanager
-def _kept(files: Sequence[Live], scratch: Scratch) -> Iterator[Sequence[Live]]:
-    """The files by names that nobody else removes. Where the file system has no second names, or this account may not give them, by their own."""
+def _kept(files: Sequence[Live], scratch: Scratch | None) -> Iterator[Sequence[Live]]:
+    """The files by names that nobody else removes. Where there are no second names (``scratch`` is None: no file system at all), or this account may not give
+    them, by their own."""
+    if scratch is None:
+        yield files
+        return
     names, folder = _SecondNames(), None
     try:
         try:

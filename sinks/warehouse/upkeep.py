@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 
 from sinks.warehouse import datafiles
 from sinks.warehouse.columns import LAST_UPDATED, ROW_ID
-from sinks.warehouse.disk import sync
 from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.leftovers import Leftovers
 from sinks.warehouse.marks import Signed
@@ -82,27 +81,27 @@ class Upkeep:
 
 def merged(place: TablePlace, chosen: Sequence[Live]) -> datafiles.WrittenData:
     """The live rows of these files in one new file, each with its lineage."""
-    path = place.folder.fresh("parquet")
+    path, storage = place.folder.fresh("parquet"), place.folder.storage
     writer: pq.ParquetWriter | None = None
     rows = 0
-    try:
-        for live in chosen:
-            piece = datafiles.without(_with_lineage(live, place), place.gone(live))
-            if writer is None:
-                writer = pq.ParquetWriter(path, piece.schema, **datafiles.WRITER_OPTIONS)
-            writer.write_table(piece)
-            rows += piece.num_rows
-    finally:
-        if writer is not None:
-            writer.close()
-    sync(path)
-    sync(path.parent)
+    with storage.written(path) as file:
+        try:
+            for live in chosen:
+                piece = datafiles.without(_with_lineage(live, place), place.gone(live))
+                if writer is None:
+                    writer = pq.ParquetWriter(file, piece.schema, **datafiles.WRITER_OPTIONS)
+                writer.write_table(piece)
+                rows += piece.num_rows
+        finally:
+            if writer is not None:
+                writer.close()
+    storage.settle(place.folder.location)
     return datafiles.WrittenData(path, 0, rows)
 
 
 def _with_lineage(live: Live, place: TablePlace) -> pa.Table:
     """The file's rows; ``_row_id`` and ``_last_updated_sequence_number`` are written out where they were implied."""
-    rows = datafiles.read(live.file.path, place.iceberg.fields, (ROW_ID, LAST_UPDATED))
+    rows = datafiles.read(live.file.path, place.iceberg.fields, (ROW_ID, LAST_UPDATED), place.folder.storage)
     if live.file.first_row_id is not None:
         implied = pa.array(np.arange(live.file.first_row_id, live.file.first_row_id + rows.num_rows, dtype=np.int64))
         rows = _filled(rows, ROW_ID, implied)

@@ -6,8 +6,13 @@ import pytest
 
 from tests.contract.labs import LABS, Lab
 
-MARKS = {"opensearch": pytest.mark.opensearch, "warehouse": pytest.mark.spark, "sql-duckdb": pytest.mark.faults}
-"""What a kind needs to run. DuckDB opens its file for each transaction, so the suite takes long over it: `make faults`, beside tests/integration/test_duckdb_store.py."""
+MARKS = {
+    "opensearch": pytest.mark.opensearch,
+    "warehouse": pytest.mark.spark,
+    "warehouse-": pytest.mark.faults,  # the same sink over other catalogs: tests/integration/spark/test_warehouse_catalogs.py is among the others
+    "sql-duckdb": pytest.mark.faults,  # it opens its file for each transaction, so the suite takes long over it; beside tests/integration/test_duckdb_store.py
+}
+"""What a kind needs to run."""
 
 
 @pytest.fixture(params=[pytest.param(name, marks=[mark for kind, mark in MARKS.items() if name.startswith(kind)]) for name in LABS])

@@ -25,6 +25,7 @@ from tests.contract.units import (
     Units,
     WarehouseUnits,
 )
+from tests.lakes import LakeUnits
 from tests.logs import LooseLog
 
 
@@ -176,6 +177,8 @@ LABS: dict[str, Callable[[Fixture], Lab]] = {
     "redis-lanes": lambda fixture: _redis_lanes(fixture("redis_cluster")),
     "opensearch": lambda fixture: _opensearch(fixture("opensearch")),
     "warehouse": lambda fixture: _warehouse(fixture("spark"), fixture("tmp_path")),
+    "warehouse-sql-s3": lambda fixture: _lake(fixture, "sql-s3"),
+    "warehouse-rest": lambda fixture: _lake(fixture, "rest"),
     "sql": lambda fixture: _sql(fixture("postgres")),
     "sql-duckdb": lambda fixture: _duck(fixture("tmp_path")),
     "console": lambda _: Lab("console", {}, readable=False),
@@ -209,3 +212,13 @@ def _warehouse(spark: Any, folder: Any) -> Lab:
     use_session(lambda: spark)
     place = folder / "lab"
     return Lab("iceberg", {"path": place}, units=lambda name: WarehouseUnits(place, name))
+
+
+def _lake(fixture: Fixture, kind: str) -> Lab:
+    from sinks.sparksession import use_session
+
+    spark, folder = fixture("spark"), fixture("tmp_path")
+    use_session(lambda: spark)
+    lake = fixture("lake_of")(kind)
+    options = {"path": folder / "lake", **lake.options}
+    return Lab("iceberg", options, units=lambda name: LakeUnits(lake, name, folder / "copies"))

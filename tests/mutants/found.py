@@ -259,7 +259,7 @@ FOUND = (
     ),
     Mutant(
         "cdc audit does not name a data file that was deleted by hand", "sinks/warehouse/tables.py",
-        "            refuse_lacking(place.name, place.iceberg.location, place.missing)\n", "            pass\n",
+        "            place.iceberg.refuse_lacking(place.missing)\n", "            pass\n",
         ("tests/unit/sinks/test_warehouse_reading.py",),
     ),
     Mutant(

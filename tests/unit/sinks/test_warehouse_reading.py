@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,8 @@ from cdc.model.batch import Op
 from cdc.model.topic import TopicSchema
 from sinks.warehouse import datafiles
 from sinks.warehouse.columns import IcebergField, arrow_schema, first_schema, parse_schema, to_rows
+from sinks.warehouse.disk import refuse_lacking
+from sinks.warehouse.storage import LOCAL
 from sinks.warehouse.tables import refuse_missing
 from sinks.warehouse.tablescan import live_rows
 from tests.contract.rows import ORDERS, Row, batch, order
@@ -30,7 +33,7 @@ def written(folder: Path, rows: Sequence[Row], fields: tuple[IcebergField, ...] 
     """A data file of these rows."""
     changes = batch(ORDERS, [(Op.INSERT, number, row) for number, row in enumerate(rows, 1)])
     shaped = to_rows(changes, SCHEMA, arrow_schema(fields))
-    return str(datafiles.write_table(datafiles.Folder(folder, "test"), pa.Table.from_batches([shaped])).path)
+    return datafiles.write_table(datafiles.Folder(str(folder), "test"), pa.Table.from_batches([shaped])).path
 
 
 def place_of(files: dict[str, tuple[int, list[int]]], fields: tuple[IcebergField, ...] = FIELDS) -> Any:
@@ -39,7 +42,10 @@ def place_of(files: dict[str, tuple[int, list[int]]], fields: tuple[IcebergField
         path: SimpleNamespace(path=path, file=SimpleNamespace(rows=rows), positions=gone) for path, (rows, gone) in files.items()
     }
     return SimpleNamespace(
-        iceberg=SimpleNamespace(fields=fields), live=lambda: live, gone=lambda one: np.array(one.positions, np.int64)
+        folder=SimpleNamespace(storage=LOCAL),
+        iceberg=SimpleNamespace(fields=fields),
+        live=lambda: live,
+        gone=lambda one: np.array(one.positions, np.int64),
     )
 
 
@@ -69,10 +75,10 @@ def test_columns_are_found_by_their_ids_in_files_of_any_age(tmp_path: Path) -> N
         for one in FIELDS
         if one.name != "note"
     )
-    folder, table = datafiles.Folder(tmp_path, "test"), arrow_schema(former)
+    folder, table = datafiles.Folder(str(tmp_path), "test"), arrow_schema(former)
     changes = to_rows(batch(ORDERS, [(Op.INSERT, 1, order(1))]), SCHEMA, arrow_schema(FIELDS))
     columns = [changes.column(one.name if one.name != "was_status" else "status").cast(one.type) for one in table]
-    path = str(datafiles.write_table(folder, pa.Table.from_arrays(columns, schema=table)).path)
+    path = datafiles.write_table(folder, pa.Table.from_arrays(columns, schema=table)).path
     assert read({path: (1, [])}) == [order(1, note=None)]
 
 
@@ -109,9 +115,8 @@ def test_a_file_that_is_gone_is_named_with_what_helps(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as raised:
         read({path: (1, [])})
     assert raised.value.errno == errno.ENOENT
-    place: Any = SimpleNamespace(
-        name="public.orders", iceberg=SimpleNamespace(location=tmp_path), look_again=lambda: None, missing=lambda: "0001.parquet"
-    )
+    table = SimpleNamespace(refuse_lacking=partial(refuse_lacking, "public.orders", tmp_path))
+    place: Any = SimpleNamespace(iceberg=table, look_again=lambda: None, missing=lambda: "0001.parquet")
     with pytest.raises(StoreError, match=r"public\.orders lacks a file that it needs: 0001\.parquet") as refused:
         refuse_missing(place)
     assert "--rebuild" in (refused.value.hint or "")

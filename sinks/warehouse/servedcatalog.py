@@ -1,0 +1,254 @@
+"""A catalog beside the files says which version of a table is the newest: rows of a SQL database (Iceberg's ``JdbcCatalog``), or a server that speaks
+Iceberg's REST protocol. Each of them takes a version only in the place of the one that the writer has seen.
+
+A SQL database compares where the former version's metadata lie. The REST protocol sends what changes, and compares only what the writer asks for: of a change
+of properties nothing but the table's id. So a table without rows (the ledger) takes an empty snapshot with each change of its properties, and the server is
+asked to compare the snapshot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from py4j.protocol import Py4JError, Py4JJavaError
+
+from cdc.errors import StoreError
+from sinks.warehouse.catalog import TABLE_PROPERTIES, Gone, IcebergTable, Seen, local
+from sinks.warehouse.disk import Lacking, sync
+from sinks.warehouse.failures import Vanished, commit_errors, errors, java_name
+from sinks.warehouse.java import Java
+from sinks.warehouse.names import LEDGERS
+from sinks.warehouse.storage import LOCAL, Storage
+from sinks.warehouse.versions import MetadataFiles
+
+_STANDS_STILL_S: Final = 2.0
+_FOLDERS_ABOVE: Final = 4
+"""So many above a table's own may be new with it: those of its namespace, and the warehouse's."""
+_NOT_THERE: Final = frozenset({"NoSuchTableException", "NoSuchNamespaceException"})
+_OF_ANOTHER: Final = frozenset({"IllegalStateException", "ValidationException"})
+"""So Iceberg calls it where the name belongs to another table by now."""
+_TIDIES_METADATA: Final[Mapping[str, str]] = {"write.metadata.delete-after-commit.enabled": "true"}
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How one catalog is reached. ``name``: as the catalog knows itself. ``properties``: Iceberg's, which hold secrets. ``by_snapshot``: it compares
+    snapshots, not versions. ``storage_of``: gives what a location is read and written with. ``under``: the namespace of all that is ours."""
+
+    implementation: str
+    name: str
+    properties: Mapping[str, str]
+    by_snapshot: bool
+    storage_of: Callable[[str], Storage]
+    under: str | None
+
+    def __repr__(self) -> str:
+        return f"Serving({self.implementation}, {self.name})"
+
+
+class ServedCatalog:
+    """See ``sinks.warehouse.catalog.Catalog``."""
+
+    def __init__(self, jvm: Any, hadoop_configuration: Any, serving: Serving) -> None:
+        with errors("open the warehouse's catalog"):
+            self._use = Java(jvm)
+            self._serving = serving
+            given = self._use.values.java_map(serving.properties)
+            # By Iceberg's own way in, which takes the classes that Spark's loader does not have at hand.
+            self._java = jvm.org.apache.iceberg.CatalogUtil.loadCatalog(
+                serving.implementation, serving.name, given, hadoop_configuration
+            )
+
+    def load(self, namespace: Sequence[str], name: str) -> IcebergTable | None:
+        for last in (False, True):
+            try:
+                with errors("look for a table"):
+                    return self._found(namespace, name)
+            except Vanished as missing:
+                if last:
+                    raise Lacking(".".join((*namespace, name)), "a part of its metadata") from missing
+            time.sleep(_STANDS_STILL_S)
+        raise AssertionError
+
+    def _found(self, namespace: Sequence[str], name: str) -> IcebergTable | None:
+        identifier = self._identifier(namespace, name)
+        try:
+            return self._table(identifier)
+        except Py4JJavaError as error:
+            if java_name(error) in _NOT_THERE:
+                return None
+            raise
+
+    def create(self, namespace: Sequence[str], name: str, schema: str, properties: Mapping[str, str]) -> IcebergTable:
+        with errors("create a table"):
+            given = self._use.values.java_map({**TABLE_PROPERTIES, **_TIDIES_METADATA, **properties})
+            identifier = self._identifier(namespace, name)
+            self._make_namespaces(namespace)
+            self._java.createTable(identifier, self._use.schema_parser.fromJson(schema), self._use.unpartitioned, given)
+            return self._table(identifier)
+
+    def _table(self, identifier: Any) -> IcebergTable:
+        return ServedTable(self._use, partial(self._java.loadTable, identifier), self._serving)
+
+    def _make_namespaces(self, namespace: Sequence[str]) -> None:
+        for deep in range(1, len(namespace) + 1):
+            made = self._use.table_identifier.parse(".".join((*namespace[:deep], "t"))).namespace()
+            if not self._java.namespaceExists(made):
+                try:
+                    self._java.createNamespace(made)
+                except Py4JJavaError as error:
+                    if java_name(error) != "AlreadyExistsException":
+                        raise
+
+    def remains(self, namespace: Sequence[str], name: str) -> set[str | None] | None:
+        with errors("look for a table"):
+            return {None} if self._java.tableExists(self._identifier(namespace, name)) else None
+
+    def way_out(self, namespace: Sequence[str], name: str) -> str:
+        return f"drop {'.'.join((*namespace, name))} in the catalog"
+
+    def remove(self, namespace: Sequence[str], name: str) -> None:
+        identifier = self._identifier(namespace, name)
+        with errors("remove a table"):
+            try:
+                where: str | None = local(self._java.loadTable(identifier).location())
+            except Py4JJavaError:  # nobody can read it: where its files lie is not known
+                where = None
+            self._java.dropTable(identifier, False)
+            if where is not None:
+                storage = self._serving.storage_of(where)
+                for part in ("data", "metadata"):
+                    storage.clear(f"{where}/{part}")
+
+    def tables(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        with errors("list the catalog's tables"):
+            under = self._serving.under
+            first = [] if under is None else [self._use.table_identifier.parse(f"{under}.t").namespace()]
+            ledgers = self._use.table_identifier.parse(f"{LEDGERS}.t").namespace()
+            todo = [*first, ledgers] if first else self._children(None)
+            found = []
+            while todo:
+                namespace = todo.pop()
+                todo += self._children(namespace)
+                found += [str(one) for one in _listed(partial(self._java.listTables, namespace))]
+        for name in found:
+            *above, last = name.split(".")
+            yield tuple(above), last
+
+    def _children(self, namespace: Any | None) -> list[Any]:
+        return _listed(self._java.listNamespaces if namespace is None else partial(self._java.listNamespaces, namespace))
+
+    def close(self) -> None:
+        with suppress(Py4JError, OSError):
+            self._java.close()
+
+    def _identifier(self, namespace: Sequence[str], name: str) -> Any:
+        return self._use.table_identifier.parse(".".join((*namespace, name)))
+
+
+class ServedTable(IcebergTable):
+    """One table, whose catalog is asked each time whether it has changed."""
+
+    def __init__(self, use: Java, load: Callable[[], Any], serving: Serving) -> None:
+        self._serving = serving
+        super().__init__(use, load, serving.storage_of)
+        self._metadata = MetadataFiles(Path(self.place)) if self.storage is LOCAL else None
+
+    def changed(self) -> bool:
+        return self._newest() != self._seen.file
+
+    def _newest(self) -> str | None:
+        """Where its newest metadata lie; None where it is gone, or another's by now."""
+        with errors("ask the catalog for a table"):
+            try:
+                current = self._operations.refresh()
+            except Py4JJavaError as error:
+                if java_name(error) in _NOT_THERE | _OF_ANOTHER:
+                    return None
+                raise
+            return None if current is None else str(current.metadataFileLocation())
+
+    def refresh(self) -> None:
+        newest = self._newest()
+        if newest == self._seen.file:
+            return
+        with errors("read a table's metadata"):
+            if newest is None:
+                self._java = self._load_again()
+                self._operations = self._java.operations()
+            self._renew()
+
+    def _load_again(self) -> Any:
+        try:
+            return self._load()
+        except Py4JJavaError as error:
+            if java_name(error) not in _NOT_THERE:
+                raise
+            raise Gone(self.name) from error
+
+    def _look(self, look: Callable[[], Seen]) -> Seen:
+        for _ in range(2):
+            try:
+                return look()
+            except Vanished as error:
+                missing = error
+            if self.changed():
+                raise missing
+            time.sleep(_STANDS_STILL_S)
+        raise Lacking(self.name, "a part of its metadata") from missing
+
+    def _settle(self) -> None:
+        """On object storage the files were durable before the catalog was asked."""
+        self.sync_all()
+
+    def sync_all(self) -> None:
+        if self._metadata is not None:
+            with errors("sync a table's metadata"):
+                self._metadata.sync()
+                for folder in (Path(self.place), *Path(self.place).parents[:_FOLDERS_ABOVE]):
+                    sync(folder)
+
+    def refuse_lacking(self, missing: Callable[[], str | None]) -> None:
+        time.sleep(_STANDS_STILL_S)
+        if (name := missing()) is not None:
+            raise Vanished("look at a table's files", self.name) if self.changed() else Lacking(self.name, name)
+
+    def set_properties(self, properties: Mapping[str, str]) -> None:
+        if not self._serving.by_snapshot:
+            super().set_properties(properties)
+            return
+        self._refuse_the_past()
+        with commit_errors():
+            base = self._operations.current()
+            transaction = self._java.newTransaction()
+            if transaction.startMetadata().metadataFileLocation() != base.metadataFileLocation():
+                raise StoreError(f"the warehouse's table {self.name} was changed by somebody else", retryable=True)
+            former = list(transaction.startMetadata().snapshots())
+            transaction.newAppend().commit()
+            update = transaction.updateProperties()
+            for key, value in properties.items():
+                update.set(key, value)
+            update.commit()
+            for snapshot in former:
+                transaction.expireSnapshots().expireSnapshotId(snapshot.snapshotId()).cleanExpiredFiles(False).commit()
+            self._operations.commit(base, transaction.currentMetadata())
+        self._committed()
+        with errors("delete what has expired"):
+            for snapshot in former:
+                self.storage.remove(local(snapshot.manifestListLocation()))
+
+
+def _listed(ask: Callable[[], Any]) -> list[Any]:
+    """None where somebody has just removed what was asked about."""
+    try:
+        return list(ask())
+    except Py4JJavaError as error:
+        if java_name(error) in _NOT_THERE:
+            return []
+        raise

@@ -1,0 +1,141 @@
+"""The warehouse with a catalog beside its files: in Postgres, behind Iceberg's REST protocol, on this machine and on an S3 server. Read back by Spark."""
+
+from __future__ import annotations
+
+import traceback
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+
+from cdc.embedded.s3 import CREDENTIAL, IDENTITY
+from cdc.errors import StoreError
+from cdc.model.batch import Op
+from sinks.contract import EpochPassed
+from sinks.sparksession import use_session
+from sinks.warehouse import Options, Warehouse, ledger
+from sinks.warehouse.catalog import Gone
+from tests.contract.rows import ORDERS, batch, order, upserts
+from tests.integration.spark.traffic import held
+from tests.lakes import Lake
+from tests.logs import LooseLog, cut
+
+
+class LakeShop:
+    """One warehouse; ``sink()`` opens a sink on it, as a restarted process would."""
+
+    def __init__(self, spark: Any, lake: Lake, folder: Path) -> None:
+        use_session(lambda: spark)
+        self.lake = lake
+        self.name = f"wh{uuid.uuid4().hex[:8]}"
+        self.log = LooseLog()
+        self.epoch = 0
+        self._folder = folder
+
+    def unopened(self, **options: Any) -> Warehouse:
+        return Warehouse(self.name, Options(kind="iceberg", path=self._folder, **{**self.lake.options, **options}))
+
+    def sink(self, **options: Any) -> Warehouse:
+        made = self.unopened(**options)
+        self.epoch += 1
+        made.open(self.log.reader(), self.epoch)
+        return made
+
+    def brought(self, sink: Warehouse, changes: Any, upto: int) -> None:
+        self.log.put(changes)
+        sink.apply(changes)
+        self.log.reach(cut(upto))
+        sink.commit(cut(upto))
+
+
+@pytest.fixture(params=["sql", "sql-s3", "rest-s3"])
+def shop(request: pytest.FixtureRequest, spark: Any, lake_of: Callable[[str], Lake], tmp_path: Path) -> LakeShop:
+    return LakeShop(spark, lake_of(request.param), tmp_path / "lake")
+
+
+def test_rows_come_change_are_merged_and_go(shop: LakeShop) -> None:
+    sink = shop.sink(compact_files=2, keep_snapshots_s=0)
+    shop.brought(sink, upserts(ORDERS, 1, [order(1), order(2)]), 2)
+    shop.brought(sink, batch(ORDERS, [(Op.UPDATE, 3, order(1, "x")), (Op.DELETE, 4, order(2))]), 4)
+    shop.brought(sink, upserts(ORDERS, 5, [order(3)]), 5)
+    place = sink._opened()[2].places[ORDERS.qualified]
+    place.iceberg.expire(2**60)
+    needed = place.iceberg.needed()
+    assert {path.name for path in (shop.lake.files / "public" / "orders" / "data").iterdir()} == needed
+    assert held(sink, ORDERS) == [order(1, "x"), order(3)]
+    again = shop.sink()
+    assert again.applied() == cut(5)
+    assert held(again, ORDERS) == [order(1, "x"), order(3)]
+    again.close()
+    shop.unopened().erase()
+    assert shop.lake.tables() == []
+    assert [path for path in shop.lake.files.rglob("*") if path.suffix in (".parquet", ".json", ".avro")] == []
+
+
+def test_whoever_sleeps_before_the_ledger_cannot_set_it_back(shop: LakeShop, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = shop.sink()
+    shop.brought(first, upserts(ORDERS, 1, [order(1)]), 1)
+    changes = upserts(ORDERS, 2, [order(2)])
+
+    def meanwhile(point: str) -> None:
+        if point == "warehouse.before_ledger":
+            monkeypatch.undo()
+            other = shop.sink()
+            assert other.applied() == cut(1)
+            shop.brought(other, upserts(ORDERS, 3, [order(3)]), 3)
+
+    monkeypatch.setattr(ledger, "crashpoint", meanwhile)
+    with pytest.raises(StoreError, match="changed by somebody else"):
+        shop.brought(first, changes, 2)
+    with pytest.raises(EpochPassed):
+        shop.brought(first, upserts(ORDERS, 4, [order(4)]), 4)
+    assert shop.sink().applied() == cut(3)
+
+
+def test_a_table_that_is_lost_is_noticed_and_made_again(shop: LakeShop) -> None:
+    sink = shop.sink()
+    shop.brought(sink, upserts(ORDERS, 1, [order(1)]), 1)
+    table = sink._opened()[2].places[ORDERS.qualified].iceberg
+    assert sink._catalog is not None
+    sink._catalog.remove(("public",), "orders")
+    assert table.changed()
+    with pytest.raises(Gone):
+        sink.applied()
+    again = shop.sink()
+    again.apply(upserts(ORDERS, 1, [order(1)]))
+    again.commit(cut(1))
+    assert held(again, ORDERS) == [order(1)]
+
+
+def test_pyiceberg_reads_what_its_own_catalog_of_the_same_database_lists(
+    spark: Any, lake_of: Callable[[str], Lake], tmp_path: Path
+) -> None:
+    shop = LakeShop(spark, lake_of("sql-s3"), tmp_path / "lake")
+    sink = shop.sink()
+    shop.brought(sink, upserts(ORDERS, 1, [order(1), order(2)]), 2)
+    shop.brought(sink, batch(ORDERS, [(Op.DELETE, 3, order(2))]), 3)
+    keys = {"s3.access-key-id": IDENTITY, "s3.secret-access-key": CREDENTIAL, "s3.region": "us-east-1"}
+    address = {
+        "uri": shop.lake.dsn.replace("postgresql://", "postgresql+psycopg://"),
+        "s3.endpoint": shop.lake.options["s3_endpoint"],
+    }
+    lake = SqlCatalog(shop.lake.name, **address, **keys)
+    assert lake.list_tables("public") == [("public", "orders")]
+    assert lake.load_table("public.orders").scan(selected_fields=("id",)).to_arrow().to_pylist() == [{"id": 1}]
+
+
+@pytest.mark.parametrize("wrong", ["uri", "s3_secret_key"])
+def test_no_error_shows_a_secret(spark: Any, lake_of: Callable[[str], Lake], tmp_path: Path, wrong: str) -> None:
+    shop = LakeShop(spark, lake_of("sql-s3"), tmp_path / "lake")
+    given = "postgresql://me:canary@127.0.0.1:1/x" if wrong == "uri" else "canary"
+
+    def used() -> None:
+        shop.brought(shop.sink(**{wrong: given}), upserts(ORDERS, 1, [order(1)]), 1)
+
+    with pytest.raises(StoreError) as refused:
+        used()
+    assert "canary" not in f"{refused.value} {refused.value.hint}"
+    assert "canary" not in "".join(traceback.format_exception(refused.value))
