@@ -35,6 +35,7 @@ ROOMS: Final = {
     "states": ("states",),
     "generations": ("generations",),
     "outbox": ("outbox",),
+    "kafka": ("kafka",),
 }  # fmt: skip
 """Where the points of which first word are reached: the test module's scenario → first words."""
 
