@@ -67,7 +67,8 @@ class Traits:
     """It keeps neither rows nor a mark: what it was given has gone on. So it may begin anywhere: a cut that is committed before it is opened is the
     place (`cdc follow NAME --from`). A store that keeps rows begins where its own marks say, and nowhere else."""
     events: bool = False
-    """It keeps a mark, but no rows: each change goes on to others as an event. So it is given every change, also of rows that a later one takes away."""
+    """It keeps a mark, but no rows: each change goes on to others as an event. So it is given every change, also of rows that a later one takes away. A cut that
+    is committed before it is opened is where it was last seen: there it goes on if its place knows nothing of it any more."""
 
     @property
     def keeps_rows(self) -> bool:

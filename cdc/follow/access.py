@@ -17,9 +17,9 @@ from cdc.follow.letters import Deciding
 from cdc.follow.rebuild import Rebuilding
 from cdc.follow.reporter import Show, written
 from cdc.log.contract import COMES_WITH_CAPTURE, selected
-from cdc.model.position import Cut
+from cdc.model.position import Cut, Lsn, Position
 from cdc.settings.models import StoreOptions
-from cdc.state import rebuilds
+from cdc.state import rebuilds, status
 from cdc.state.lease import LeaseHeld, take
 from sinks import make_sink
 from sinks.contract import EpochPassed, Sink
@@ -128,6 +128,8 @@ class Opening:
             self._above_others(lambda: self._rebuilding.carry_out(self.sink, self.lease.epoch))
             crashpoint("rebuild.written")
             self._reader.forget()
+        if self.sink.traits.events and (seen := status.read_follower(self._run_dir, self._store)) is not None:
+            self.sink.commit(Cut(Position(seen.position), Lsn(seen.commit_lsn), seen.commit_ts_us))
         applied = self._above_others(lambda: self.sink.open(self._reader, self.lease.epoch))
         if self._reader.lineage() != lineage:
             self.sink.close()

@@ -79,7 +79,9 @@ class EventSink:
         self._waiting = StagedEvents(options.staged_bytes)
         self._followed = Followed(name)
         self._known: EventStanding | None = None
-        """As this sink left it last, also when it is closed: a place that was emptied meanwhile goes on from there."""
+        """As this sink left it last."""
+        self._last_seen = ZERO_CUT
+        """A place that was emptied meanwhile goes on from there."""
         self._shapes: dict[str, Shape] = {}
 
     # --- which log, and how far ------------------------------------------------------------------------------------------------------
@@ -161,6 +163,9 @@ class EventSink:
         return Outcome(len(fresh), stale=len(changes) - len(fresh))
 
     def commit(self, cut: Cut) -> None:
+        if not self._followed.begun:
+            self._last_seen = max(self._last_seen, cut, key=lambda one: one.position)
+            return
         self._followed.lineage()
         known = self._writer()
         if cut.position < known.cut.position:
@@ -172,8 +177,9 @@ class EventSink:
             outcome += self._channel.deliver(events, upto)
             self._known = known = replace(known, progress=upto)
             crashpoint("events.delivered")
+        crashpoint("events.before_cut")
         self._channel.commit(cut)
-        self._known = known.at(cut)
+        self._known, self._last_seen = known.at(cut), cut
         self._waiting.clear()
 
     def make_visible(self) -> None: ...
@@ -197,9 +203,9 @@ class EventSink:
 
     def _beginning(self, log: LogReader, lineage: Lineage) -> EventStanding:
         """Where nothing was ever delivered, or what says so has gone."""
-        if self._known is not None and self._known.log == lineage.log:
-            return replace(self._known, progress=self._known.cut.position)
         cut = log.head() if self.options.begin == "now" else ZERO_CUT
+        if START < self._last_seen.position <= log.head().position:
+            cut = self._last_seen
         return EventStanding(lineage.log, lineage.history, 0, cut, cut.position, cut.position)
 
     def _refuse_others(self, log: LogReader, lineage: Lineage, standing: EventStanding) -> None:

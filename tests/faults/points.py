@@ -36,6 +36,7 @@ ROOMS: Final = {
     "generations": ("generations",),
     "outbox": ("outbox",),
     "kafka": ("kafka",),
+    "events": ("events", "redisstream"),
 }  # fmt: skip
 """Where the points of which first word are reached: the test module's scenario → first words."""
 

@@ -179,8 +179,13 @@ def test_an_emptied_server_goes_on_from_where_it_was(stage: Stage) -> None:
     stage.put(batch(ORDERS, [(Op.INSERT, 3, order(3))]))
     follower.follow_to(stage.log.head)
     follower.close()
+    follower.release_lease()
     assert [one for one, _ in stage.entries("public.orders")] == ["3-0"]
     assert follower.applied == stage.log.head
+    stage.redis.flushall()
+    stage.put(batch(ORDERS, [(Op.INSERT, 4, order(4))]))
+    stage.follow()  # another process: the store was last seen at 3
+    assert [one for one, _ in stage.entries("public.orders")] == ["4-0"]
 
 
 def test_another_logs_events_are_not_mixed_in(stage: Stage) -> None:
