@@ -35,6 +35,7 @@ ROOMS: Final = {
     "states": ("states",),
     "generations": ("generations",),
     "outbox": ("outbox",),
+    "kafka": ("kafka",),
     "events": ("events", "redisstream"),
     "webhook": ("webhook",),
 }  # fmt: skip

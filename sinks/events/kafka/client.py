@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -48,9 +49,9 @@ _MEANINGS: Final[Mapping[str, tuple[bool, str, str]]] = {
     "TOPIC_AUTHORIZATION_FAILED": (False, "the account may not do that with the topic", _RIGHTS),
     "CLUSTER_AUTHORIZATION_FAILED": (False, "the account may not do that with the cluster", _RIGHTS),
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": (False, "the account may not use the transactional id", _RIGHTS),
-    "UNKNOWN_TOPIC_OR_PART": (True, "there is no such topic", _MAKE),
-    "_UNKNOWN_TOPIC": (True, "there is no such topic", _MAKE),
-    "_UNKNOWN_PARTITION": (True, "there is no such partition", _MAKE),
+    "UNKNOWN_TOPIC_OR_PART": (True, "the topic does not exist", _MAKE),
+    "_UNKNOWN_TOPIC": (True, "the topic does not exist", _MAKE),
+    "_UNKNOWN_PARTITION": (True, "the partition does not exist", _MAKE),
     "TOPIC_EXCEPTION": (False, "that is not a name for a topic", "correct `topic` in cdc.toml"),
     "MSG_SIZE_TOO_LARGE": (
         False,
@@ -69,6 +70,10 @@ FENCED: Final = frozenset(("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH
 _CAUSES: Final = frozenset(("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "_SSL", "_RESOLVE"))
 """What the client reports beside, while whoever waits only sees that nobody answers."""
 
+_UNHEARD: Final = logging.Logger("kafka")
+"""Hears the client's own log, and passes nothing on: what matters is raised."""
+_UNHEARD.addHandler(logging.NullHandler())
+
 
 def require_client(store: str) -> None:
     """Raises ConfigError where Kafka's client is not installed."""
@@ -80,7 +85,7 @@ def require_client(store: str) -> None:
         ) from None
 
 
-class Fenced(Exception):
+class TakenOver(Exception):
     """Another writer has taken over."""
 
 
@@ -100,7 +105,7 @@ class Brokers:
             "bootstrap.servers": options.servers,
             "client.id": f"headwater-{self.store}",
             "security.protocol": options.security_protocol,
-            "log_level": 0,  # what matters is raised
+            "logger": _UNHEARD,
             "error_cb": self._reported,
             "socket.timeout.ms": max(int(options.timeout_s * 1000), 1000),
             "reconnect.backoff.max.ms": 1000,
@@ -119,7 +124,7 @@ class Brokers:
 
     @contextmanager
     def errors(self, where: str = "") -> Iterator[None]:
-        """``where``: the topic that is being spoken of. Raises Fenced, StoreError."""
+        """``where``: the topic that is being spoken of. Raises TakenOver, StoreError."""
         from confluent_kafka import KafkaException
 
         try:
@@ -128,10 +133,10 @@ class Brokers:
             raise self.refused(error.args[0], where) from None
 
     def refused(self, error: KafkaError, where: str = "") -> Exception:
-        """What the error means: Fenced, or a StoreError. The client's own text may quote what was sent, so only the error's name is passed on."""
+        """Gives the error's meaning: TakenOver, or a StoreError. The client's own text may quote what was sent, so only the error's name is passed on."""
         name = error.name()
         if name in FENCED:
-            return Fenced()
+            return TakenOver()
         if self._cause is not None and _MEANINGS.get(name, (False,))[0]:
             name = self._cause
         at = f"topic {where}: " if where else ""

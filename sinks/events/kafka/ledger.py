@@ -42,7 +42,7 @@ class Ledger:
         self._last: EventStanding | None = None
 
     def message(self, standing: EventStanding) -> dict[str, Any]:
-        """What says so, as the client takes it."""
+        """The message that says so, as the client takes it."""
         value = json.dumps(standing.to_fields()).encode()
         return {"topic": self.topic, "key": self._brokers.store.encode(), "value": value, "partition": 0}
 
@@ -60,7 +60,7 @@ class Ledger:
             raise StoreError(
                 f"store {self._brokers.store}: its ledger, the topic {self.topic}, was written, and what it said is gone",
                 retryable=False,
-                hint="its cleanup.policy has to be compact. What the store has delivered is not known any more: give it another name, with which it begins anew",
+                hint="its cleanup.policy has to be compact. What the store has delivered is not known any more: give it another name, with which it begins as a new one",
             )
         self._last, self._end = found, end
         return found
@@ -73,6 +73,7 @@ class Ledger:
             admin = self._admin()
             if not self._exists():
                 create(self._brokers, admin, self.topic, 1, SETTINGS)
+                return
             resource = ConfigResource(ResourceType.TOPIC, self.topic)
             found = self._done(admin.describe_configs([resource], request_timeout=self._timeout_s)[resource])
         if found["cleanup.policy"].value != "compact":
@@ -140,7 +141,7 @@ class Ledger:
             raise StoreError(
                 f"store {self._brokers.store}: the last message of {self.topic} is not one that we wrote",
                 retryable=False,
-                hint="nobody else may write there; name another topic in `ledger`, with which the store begins anew",
+                hint="nobody else may write there; name another topic in `ledger`, with which the store begins as a new one",
             ) from None
 
     def _partition(self, offset: int) -> TopicPartition:

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sinks.events.event import Events
+from sinks.events.event import EventBatch
 from sinks.events.kafka.options import Options
 
 Headers = list[tuple[str, bytes | None]]
 
 
-def messages(events: Events, options: Options) -> Iterator[tuple[int, dict[str, Any]]]:
+def messages(events: EventBatch, options: Options) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each event's position and message, and its tombstone behind it. Of ``order_by`` the ``group`` is what decides on the partition, which the
     caller has to compute; without it the key does."""
     names = {topic: options.topic_of(topic) for topic in set(events.column("topic").unique().to_pylist())}

@@ -21,27 +21,11 @@ def is_legal(topic: str) -> bool:
     return _LEGAL.fullmatch(topic) is not None and topic not in (".", "..")
 
 
-class Options(EventOptions):
-    """The options that only Kafka has."""
+class BrokerOptions(EventOptions):
+    """How the brokers are reached, and who we are there."""
 
     servers: str
     """The brokers to begin with: `host:port`, several with commas between them."""
-    topic: str = Field("{topic}", min_length=1)
-    """The name in Kafka of a topic; `{topic}`, `{schema}` and `{table}` are the log's. `"outbox.event.{table}"` is Debezium's name for what an outbox brings."""
-    create: bool = False
-    """Whether topics that Kafka does not have are created. Otherwise the store waits until somebody does."""
-    partitions: int = Field(1, ge=1)
-    """Of topics that are created. Events of one key are in one partition, and in order there; with another number they would be in another."""
-    replication: int | None = Field(None, ge=1)
-    """Copies of topics that are created. Left out: as the brokers say."""
-    tombstones: bool = False
-    """Whether a row's DELETE is followed by a message with its key and no value, by which a compacted topic forgets the key."""
-    ledger: str = "__headwater.{store}"
-    """The compacted topic in which the store notes how far it is, and the transactional id that it writes with."""
-    compression: Literal["none", "gzip", "lz4", "snappy", "zstd"] = "lz4"
-    """How batches of messages are compressed."""
-    message_bytes_max: int = Field(1_000_000, ge=1000, le=1_000_000_000)
-    """The longest message; the topics' `max.message.bytes` has to allow as much."""
     security_protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
     """As Kafka's clients call it."""
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
@@ -61,36 +45,12 @@ class Options(EventOptions):
     timeout_s: float = Field(30.0, gt=0)
     """How long one answer of the brokers may take."""
 
-    def topic_of(self, topic: str) -> str:
-        """The name in Kafka of this topic."""
-        schema, _, table = topic.partition(".")
-        return self.topic.format(topic=topic, schema=schema, table=table)
-
-    def ledger_of(self, store: str) -> str:
-        return self.ledger.format(store=store)
-
     @field_validator("servers")
     @classmethod
     def _are_addresses(cls, servers: str) -> str:
         if not _SERVERS.fullmatch(servers):
             raise ValueError('is not a list of brokers such as "kafka-1.internal:9092,kafka-2.internal:9092"')
         return servers
-
-    @field_validator("topic")
-    @classmethod
-    def _is_a_template(cls, topic: str) -> str:
-        if not is_legal(_filled(topic, PLACES)):
-            raise ValueError(
-                f"is not a topic's name (letters, digits, '.', '_', '-') in which {', '.join(f'{{{one}}}' for one in PLACES)} may stand"
-            )
-        return topic
-
-    @field_validator("ledger")
-    @classmethod
-    def _is_a_ledgers_name(cls, ledger: str) -> str:
-        if not is_legal(_filled(ledger, ("store",))):
-            raise ValueError("is not a topic's name (letters, digits, '.', '_', '-') in which {store} may stand")
-        return ledger
 
     @model_validator(mode="after")
     def _one_account(self) -> Self:
@@ -112,6 +72,51 @@ class Options(EventOptions):
         if (self.client_cert is None) != (self.client_key is None):
             raise ValueError("client_cert and client_key belong together")
         return self
+
+
+class Options(BrokerOptions):
+    """The options that only Kafka has."""
+
+    topic: str = Field("{topic}", min_length=1)
+    """The name in Kafka of a topic; `{topic}`, `{schema}` and `{table}` are the log's. `"outbox.event.{table}"` is Debezium's name for what an outbox brings."""
+    create: bool = False
+    """Whether topics that Kafka does not have are created. Otherwise the store waits until somebody does."""
+    partitions: int = Field(1, ge=1)
+    """Of topics that are created. Events of one key are in one partition, and in order there; with another number they would be in another."""
+    replication: int | None = Field(None, ge=1)
+    """Copies of topics that are created. Left out: as the brokers say."""
+    tombstones: bool = False
+    """Whether a row's DELETE is followed by a message with its key and no value, by which a compacted topic forgets the key."""
+    ledger: str = "__headwater.{store}"
+    """The compacted topic in which the store notes how far it is, and the transactional id that it writes with."""
+    compression: Literal["none", "gzip", "lz4", "snappy", "zstd"] = "lz4"
+    """How batches of messages are compressed."""
+    message_bytes_max: int = Field(1_000_000, ge=1000, le=1_000_000_000)
+    """The longest message; the topics' `max.message.bytes` has to allow as much."""
+
+    def topic_of(self, topic: str) -> str:
+        """The name in Kafka of this topic."""
+        schema, _, table = topic.partition(".")
+        return self.topic.format(topic=topic, schema=schema, table=table)
+
+    def ledger_of(self, store: str) -> str:
+        return self.ledger.format(store=store)
+
+    @field_validator("topic")
+    @classmethod
+    def _is_a_template(cls, topic: str) -> str:
+        if not is_legal(_filled(topic, PLACES)):
+            raise ValueError(
+                f"is not a topic's name (letters, digits, '.', '_', '-') in which {', '.join(f'{{{one}}}' for one in PLACES)} may stand"
+            )
+        return topic
+
+    @field_validator("ledger")
+    @classmethod
+    def _is_a_ledgers_name(cls, ledger: str) -> str:
+        if not is_legal(_filled(ledger, ("store",))):
+            raise ValueError("is not a topic's name (letters, digits, '.', '_', '-') in which {store} may stand")
+        return ledger
 
 
 def _filled(template: str, places: tuple[str, ...]) -> str:

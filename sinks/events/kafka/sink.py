@@ -17,8 +17,8 @@ from cdc.errors import ConfigError, StoreError
 from cdc.model.position import Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import EpochPassed, Outcome, Traits
-from sinks.events.event import Events
-from sinks.events.kafka.client import Brokers, Fenced, require_client
+from sinks.events.event import EventBatch
+from sinks.events.kafka.client import Brokers, TakenOver, require_client
 from sinks.events.kafka.ledger import Ledger, create
 from sinks.events.kafka.messages import messages
 from sinks.events.kafka.options import Options, is_legal
@@ -34,7 +34,7 @@ TRANSACTION_EVENTS: Final = 50_000
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 """As long as readers may have to wait for a writer that stands still."""
 _SETTLES_S: Final = 5.0
-"""What was committed shows once the brokers have said so in each partition: a moment later."""
+"""How long what was committed, or created, may take to be seen: usually a moment."""
 
 
 class KafkaChannel:
@@ -68,6 +68,7 @@ class KafkaChannel:
         from confluent_kafka import Producer
 
         self._ledger.make()
+        self._known = standing
         settings = self._brokers.settings(
             **{
                 "transactional.id": self._ledger.topic,
@@ -85,12 +86,11 @@ class KafkaChannel:
             self._producer = producer = Producer(settings)
             producer.init_transactions(self._options.timeout_s)
         crashpoint("kafka.begun")
-        if self._ledger.read() != self._found:  # by an earlier writer, in the moment before it was shut out
-            raise StoreError(f"store {self._store}: another writer has committed meanwhile: it is opened again", retryable=True)
-        self._known = standing
+        if self._ledger.read() != self._found:  # in the moment before the other was shut out
+            raise self._outdone()
         self._commit(standing)
 
-    def deliver(self, events: Events, upto: Position) -> Outcome:
+    def deliver(self, events: EventBatch, upto: Position) -> Outcome:
         known = self._writer()
         with self._errors():
             for position, message in messages(events, self._options):
@@ -179,14 +179,19 @@ class KafkaChannel:
         from confluent_kafka.admin import AdminClient
 
         assert self._producer is not None
-        for _ in range(2):
+        created_at: float | None = None
+        while True:
             found = self._producer.list_topics(topic, timeout=self._options.timeout_s).topics[topic]
             if found.error is None:
                 return len(found.partitions)
-            if not self._options.create or found.error.name() not in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
-                break
-            create(self._brokers, AdminClient(self._brokers.settings()), topic, self._options.partitions)
-        raise self._brokers.refused(found.error, topic)
+            absent = found.error.name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC")
+            if not (absent and self._options.create) or (created_at and time.monotonic() > created_at + _SETTLES_S):
+                raise self._brokers.refused(found.error, topic)
+            if created_at is None:
+                create(self._brokers, AdminClient(self._brokers.settings()), topic, self._options.partitions)
+                created_at = time.monotonic()
+            else:
+                time.sleep(0.02)  # not every broker knows of it yet
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and self._failed is None and error.name() not in ("_PURGE_QUEUE", "_PURGE_INFLIGHT"):
@@ -204,22 +209,23 @@ class KafkaChannel:
                 with self._brokers.errors():
                     yield
             except StoreError:
-                if self._producer is not None:
-                    self._producer.poll(0)
+                with self._brokers.errors():
+                    if self._producer is not None:
+                        self._producer.poll(0)
                 self._refuse_failed()
                 raise
-        except Fenced:
+        except TakenOver:
             raise self._outdone() from None
 
     def _outdone(self) -> StoreError:
-        seen, mine = self._ledger.read(), 0 if self._known is None else self._known.epoch
-        if seen is not None and seen.epoch > mine:
+        seen = self._ledger.read()
+        if seen is not None and seen.epoch > self._writer().epoch:
             return EpochPassed(self._store, seen.epoch)
-        return StoreError(f"store {self._store}: another writer has taken over: it is opened again", retryable=True)
+        return StoreError(f"store {self._store}: another writer has been at work meanwhile: it is opened again", retryable=True)
 
 
 class Filling:
-    """What a transaction has so far."""
+    """A transaction's extent so far."""
 
     __slots__ = ("begun", "bytes", "events")
 
