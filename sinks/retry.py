@@ -158,5 +158,5 @@ def _search_verdict(status: int, error_type: str, *, rotating: bool) -> tuple[bo
     if status == 401:
         return False, "correct `username` and `password`"
     if status == 403:
-        return False, "grant the user the rights to create, write and read the store's indices"
+        return False, "grant the user the rights that docs/stores.md#rights-in-opensearch names"
     return False, "see the cluster's log"

@@ -53,11 +53,13 @@ def compares(options: StoreOptions) -> bool:
 
 @dataclass(slots=True)
 class _Store:
-    """One store on its way through its tables. ``tried``: those whose turn has been in this round."""
+    """One store on its way through its tables. ``tried``: those whose turn has been in this round. ``begun``: the table that is compared out of its turn,
+    and the word by which it was asked for."""
 
     options: StoreOptions
     standing: AuditStanding
     tried: set[str] = field(default_factory=set)
+    begun: tuple[str, int] | None = None
     again_at: float = 0.0
     """Monotonic."""
     shown_at: float = 0.0
@@ -82,11 +84,11 @@ class ContinuousAudit(BackgroundPart):
         self._stop = stop
         self._range_rows = range_rows
         self._stores: dict[str, _Store] = {}
+        self._begins_at = time.monotonic() + settings.audit.pause_s
         self._notes = Notes("the continuous audit waits", "the continuous audit failed", _log)
 
     def _run(self) -> None:
         budget = Budget(self._settings.audit.core_share, self._stop)
-        budget.pause(self._settings.audit.pause_s)  # a start has enough to do
         while True:
             with self._notes.noting([]):
                 self._rounds(budget)
@@ -143,6 +145,11 @@ class ContinuousAudit(BackgroundPart):
         return self._wanted().get(name) == options
 
     @property
+    def rests(self) -> bool:
+        """A start has enough to do: no round begins or goes on yet."""
+        return time.monotonic() < self._begins_at
+
+    @property
     def settings(self) -> Settings:
         return self._settings
 
@@ -165,11 +172,14 @@ class StoreRound:
         """Compares the next range of the present round, or begins or ends one. False: the time for the next round has not come."""
         known, settings = self._known, self._audit.settings
         now, standing = time.time(), known.standing
+        if self._asked_again():
+            return True
+        if self._audit.rests:
+            return False
         if standing.ended_at >= standing.round_at and 0 <= now - standing.ended_at < settings.audit.pause_s:
             self._audit.show(self._name, known, replace(standing, waits=None))
             return False
-        chosen = selected(self._reader, known.options.tables)
-        topics = {topic.name: topic for topic in chosen if known.options.keeps(topic.schema)}
+        topics = self._topics()
         standing = _not_from_later(self._of_topics(topics), now)
         if standing.ended_at >= standing.round_at:
             known.tried = set()
@@ -181,6 +191,38 @@ class StoreRound:
             return True
         self._put(self._compared(one, topics[one.table]), one.table)
         return True
+
+    def _asked_again(self) -> bool:
+        """Compares the next range of a table that has been repaired, which is not to wait for its turn with a finding that is no longer true. False: of none."""
+        run_dir, known = self._audit.settings.run_dir, self._known
+        asked = auditstate.asked_again(run_dir, self._name)
+        if not asked:
+            return False
+        if known.begun is None or known.begun not in asked.items():
+            known.begun = next(iter(asked.items()))
+            self._begin_again(known.begun[0])
+        table, word = known.begun
+        one, topic = self._standing_of(table), self._topics().get(table)
+        found = None if one is None or topic is None else self._compared(one, topic)
+        if one is not None:
+            self._put(found, table)
+        if found is None or found.work is None or found.problem is not None:
+            known.begun = None
+            auditstate.answered(run_dir, self._name, table, word)
+        return True
+
+    def _begin_again(self, table: str) -> None:
+        """What was found of it in ranges before may have been repaired since."""
+        if (one := self._standing_of(table)) is not None:
+            self._put(replace(one, work=None), table)
+
+    def _standing_of(self, table: str) -> TableStanding | None:
+        return next((one for one in self._known.standing.tables if one.table == table), None)
+
+    def _topics(self) -> dict[str, Topic]:
+        """Those of which the store keeps rows, by name."""
+        options = self._known.options
+        return {topic.name: topic for topic in selected(self._reader, options.tables) if options.keeps(topic.schema)}
 
     def _of_topics(self, topics: Mapping[str, Topic]) -> AuditStanding:
         before = {one.table: one for one in self._known.standing.tables}

@@ -7,7 +7,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -31,8 +31,13 @@ from cdc.settings.models import Settings
 from cdc.source.catalog import load_published
 from cdc.source.connection import connect
 from cdc.source.rows import snapshot
+<<<<<<< HEAD
 from cdc.state import status, stops
 from sinks import make_sink, refuse_without_rows, traits_of
+=======
+from cdc.state import auditstate, status, stops
+from sinks import make_sink, traits_of
+>>>>>>> w-stores
 from sinks.contract import Sink
 from sinks.heldlog import HeldLog
 from sinks.holding import bound
@@ -87,7 +92,24 @@ def audit(
             with _spark(settings, name):
                 found = work.compare(table)
                 audits.append(found.result(work.repair(found) if repair else {}))
+    have_compared_again(settings, audits)
     return audits
+
+
+def have_compared_again(settings: Settings, audits: Sequence[StoreAudit]) -> None:
+    """What the continuous audit has found in tables that are whole by now is looked at once more, and not only when it is their turn. Rows that were sent
+    again have reached every store that holds the table."""
+    for name in settings.stores:
+        healed = {
+            table.table for one in audits for table in one.tables if table.whole and (one.store == name or table.repair is not None)
+        }
+        with suppress(
+            OSError, StoreError
+        ):  # by an account that may not write there, or where its file is damaged: their turn comes
+            standing = auditstate.load(settings.run_dir, name)
+            tables = () if standing is None else standing.tables
+            if found := [one.table for one in tables if one.drift.differing and one.table in healed]:
+                auditstate.ask_again(settings.run_dir, name, found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ The audit goes on from it after a restart, and `cdc status`, the metrics and the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -117,10 +118,37 @@ def save(run_dir: Path, store: str, standing: AuditStanding) -> None:
 def forget(run_dir: Path, store: str) -> None:
     """Durable on return."""
     _FILE.remove(_path(run_dir, store))
+    _ASKED.remove(_asked_path(run_dir, store))
+
+
+def ask_again(run_dir: Path, store: str, tables: Collection[str]) -> None:
+    """Has these tables of the store compared next, whenever their turn would come: they were repaired. Raises OSError, StoreError."""
+    _ASKED.save(_asked_path(run_dir, store), {**asked_again(run_dir, store), **dict.fromkeys(tables, time.time_ns())})
+
+
+def asked_again(run_dir: Path, store: str) -> dict[str, int]:
+    """Table → the word by which it was asked for, another each time. Raises StoreError for a damaged file."""
+    return _ASKED.load(_asked_path(run_dir, store)) or {}
+
+
+def answered(run_dir: Path, store: str, table: str, word: int) -> None:
+    """The table has been compared since it was asked for by this word. Raises OSError, StoreError."""
+    asked = asked_again(run_dir, store)
+    if asked.get(table) != word:
+        return
+    left = {one: other for one, other in asked.items() if one != table}
+    if left:
+        _ASKED.save(_asked_path(run_dir, store), left)
+    else:
+        _ASKED.remove(_asked_path(run_dir, store))
 
 
 def _path(run_dir: Path, store: str) -> Path:
     return run_dir / "audit" / f"{store}.json"
+
+
+def _asked_path(run_dir: Path, store: str) -> Path:
+    return run_dir / "audit" / f"{store}.again"
 
 
 def _decoded(raw: Mapping[str, Any]) -> AuditStanding:
@@ -138,3 +166,18 @@ def _unreadable(path: Path, what: str) -> StoreError:
 
 
 _FILE: Final = StateFile(format=1, encode=asdict, decode=_decoded, unreadable=_unreadable)
+
+
+def _asked_for(raw: Mapping[str, Any]) -> dict[str, int]:
+    return {str(table): int(word) for table, word in raw["tables"].items()}
+
+
+_ASKED: Final[StateFile[dict[str, int]]] = StateFile(
+    format=1,
+    encode=lambda tables: {"tables": tables},
+    decode=_asked_for,
+    unreadable=lambda path, what: StoreError(
+        f"{path} {what}", retryable=False, hint="remove it; its tables are compared in their turn"
+    ),
+    shared=True,
+)

@@ -34,7 +34,7 @@ class SearchGenerations:
         self.name = name
         self._options = options
         self._cluster = Cluster(name, options)
-        self._register = GenerationRegister(self._cluster, name)
+        self._register = GenerationRegister(self._cluster, name, options.index_pattern)
         self._held: tuple[GenerationNames, str] | None = None
         """The live generation and the alias by which this process holds it."""
 

@@ -16,7 +16,7 @@ from cdc.model.topic import TopicSchema
 from sinks.render.jsonrows import DELETED, Style
 from sinks.search import fence, mapping
 from sinks.search.conditional import read
-from sinks.search.names import NUMBERED, Owner, Places, named, owner_of
+from sinks.search.names import ANY_NUMBERED, NUMBERED, Owner, Places, named, owner_of
 from sinks.search.shown import Shown, change_aliases
 from sinks.search.standing import FIELD, MAPPING, IndexCopy, Whole, copy_of, spread_whole, standing_id, whole_of
 from sinks.search.wire import Cluster
@@ -102,6 +102,8 @@ class Indices:
     cluster: Cluster
     style: Callable[[TopicSchema], Style]
     shown: Shown
+    pattern: str = ANY_NUMBERED
+    """Of the names that the store's indices have as it is configured now."""
     log: str = ""
     _ids: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
@@ -110,7 +112,7 @@ class Indices:
     def all(self, *, standings: bool = True) -> list[Found]:
         """Every index that has a name of our form, or an alias of such a name. ``standings``: with what they say."""
         params = {"expand_wildcards": "all", "filter_path": _BRIEF}
-        held = self.cluster.ask(_LOOKING, "GET", f"/*{NUMBERED}*", params=params)
+        held = every_index(self.cluster, _LOOKING, self.pattern, params)
         return self._with_parts(self._read(held, standings=standings))
 
     def of(self, alias: str) -> list[Found]:
@@ -410,6 +412,18 @@ def _said(found: Found, copies: tuple[IndexCopy | None, ...], ids: tuple[str, ..
         owner = Owner(one.store, one.mark.log, one.topic, one.beside.home)
     whole = whole_of(copies, found.born)
     return replace(found, owner=owner, copies=copies, ids=ids, whole=whole)
+
+
+def every_index(cluster: Cluster, doing: str, pattern: str, params: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """All indices with a name of our form, those among them that the store made under other names than it is configured with now. Where the account may not
+    look at every index, those of the store's own pattern (``Options.index_pattern``): of others it could remove none either."""
+    answer = cluster.send("GET", f"/{ANY_NUMBERED}", params=params)
+    if answer.status == 403 and pattern != ANY_NUMBERED:
+        answer = cluster.send("GET", f"/{pattern}", params=params)
+    if answer.status >= 400:
+        raise cluster.error(doing, answer)
+    held: Mapping[str, Mapping[str, Any]] = answer.body
+    return held
 
 
 def measured(cluster: Cluster, indices: Iterable[str]) -> tuple[int, int]:

@@ -70,9 +70,13 @@ class SearchLedger:
 
     def _aliases(self) -> set[tuple[str, str]]:
         """The aliases of the store's ledgers, and of copies that somebody has made of them: (index, alias)."""
-        pattern = f"/_alias/{self._shown.names.ledgers}@*"
-        held = self._cluster.ask(_READING, "GET", pattern, params={"expand_wildcards": "all"})
-        return {(index, alias) for index, found in held.items() for alias in found["aliases"]}
+        ledgers = self._shown.names.ledgers
+        # By their aliases, not as `_alias`: that looks at every index, on which an account may have no rights.
+        params = {"expand_wildcards": "all", "filter_path": "*.aliases"}
+        held = self._cluster.ask(_READING, "GET", f"/{ledgers}@*", params=params)
+        return {
+            (index, alias) for index, found in held.items() for alias in found.get("aliases", {}) if alias.startswith(f"{ledgers}@")
+        }
 
     def read(self) -> Entry | None:
         """Reads it; None when it does not exist, or was damaged. Later changes are made from this state."""

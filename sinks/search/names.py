@@ -20,6 +20,8 @@ from cdc.model.topic import TopicSchema
 ID_BYTES_MAX: Final = 512
 NUMBERED: Final = "@"
 """Before the number at the end of an index's name: which of the table's indices it is, one after the other."""
+ANY_NUMBERED: Final = f"*{NUMBERED}*"
+"""The pattern of every index with such a name."""
 INDEX_BYTES_MAX: Final = 255 - 40
 """Of a name that we build from a table's; the rest is for our endings."""
 _META: Final = "headwater"
@@ -94,6 +96,16 @@ def places(template: str, schema: TopicSchema) -> Places:
     # With a dot inside a name, "{schema}.{table}" could be read in two ways.
     plain = "." not in schema.namespace and "." not in schema.name
     return Places(index_name(wanted, json.dumps([schema.namespace, schema.name]), plain=plain))
+
+
+def pattern(template: str) -> str:
+    """A pattern of all indices that have their names by this template, narrow enough for an account with rights on these alone.
+
+    >>> pattern("shop-{schema}.{table}")
+    'shop-*@*'
+    """
+    safe = re.sub(r"[^a-z0-9_.-]", "_", template.partition("{")[0].lower()).lstrip("_-.+")
+    return f"{safe[: INDEX_BYTES_MAX - 17]}*{NUMBERED}*"
 
 
 def shared(template: str, schemas: Iterable[TopicSchema]) -> tuple[TopicSchema, TopicSchema] | None:

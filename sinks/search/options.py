@@ -15,7 +15,7 @@ from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
 from cdc.settings.strict import Strict
 from cdc.settings.tableoptions import StoreTables, TableOptions
-from sinks.search import placement, settings, wishes
+from sinks.search import names, placement, settings, wishes
 from sinks.search.wire import Address
 
 
@@ -177,6 +177,13 @@ class Options(Address, StoreOptions):
         own = {one.name for one in schema.key}
         named = (name for template in self._placement(schema).values() for name in placement.columns_of(template))
         return tuple(dict.fromkeys(name for name in named if name not in own)) if own else ()
+
+    @property
+    def index_pattern(self) -> str:
+        """Of all names that the store's indices have (``names.pattern``)."""
+        templates = (self.index, *(one.index for one in self._of_tables.values() if one.index is not None))
+        found = dict.fromkeys(map(names.pattern, templates))
+        return names.ANY_NUMBERED if names.ANY_NUMBERED in found else ",".join(found)
 
     @property
     def generational(self) -> bool:

@@ -47,7 +47,7 @@ def parts_of(
     """``settings``: those of a new index."""
     cluster = Cluster(shown.names.owner, options)
     ledger = SearchLedger(cluster, shown)
-    followed, indices = Followed(shown.names.owner), Indices(cluster, choices.style, shown)
+    followed, indices = Followed(shown.names.owner), Indices(cluster, choices.style, shown, options.index_pattern)
     overview = Overview(indices, followed, options.index, options.tables)
     tables = Tables(followed, indices, overview, Statements(cluster, followed), settings, options.indices_max)
     rows = Rows(cluster, ledger.letters(), tables, request_bytes=options.request_bytes, dead_share_max=options.dead_share_max)

@@ -17,6 +17,8 @@ _BLOCKED: Final = r"(?:index \[(?P<index>[^\]]*)\] )?blocked by:"
 _UNBLOCK: Final = 'PUT /INDEX/_settings {"index.blocks.%s": null}'
 _CLUSTER: Final = 'PUT /_cluster/settings {"persistent": {"%s": %s}}'
 
+_RIGHTS: Final = "docs/stores.md#rights-in-opensearch says on which indices"
+
 _KNOWN: Final[tuple[tuple[re.Pattern[str], str | None, bool | None], ...]] = tuple(
     (re.compile(pattern), hint, retryable)
     for pattern, hint, retryable in (
@@ -63,7 +65,7 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], str | None, bool | None], ...]] = tup
             "wait for the snapshot: GET _snapshot/_status",
             True,
         ),
-        (rf"no permissions for {_NAME}", "grant the user that right on the store's indices", False),
+        (rf"no permissions for {_NAME}", f"grant the user that right: {_RIGHTS}", False),
         (r"failed to process cluster event \([\w \[\].,@-]*\) within \w+", "the cluster is busy: see GET _cluster/health", True),
         (
             rf"\[\w+\] Data too large, data for \[<\w+>\] would be {_NAME}",

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sinks.generations import GenerationState
-from sinks.search.indices import searched
-from sinks.search.names import NUMBERED, owner_of
+from sinks.search.indices import every_index, searched
+from sinks.search.names import ANY_NUMBERED, NUMBERED, owner_of
 from sinks.search.shown import FIRST, GenerationNames, change_aliases, moved
 from sinks.search.wire import Cluster
 
@@ -60,6 +60,8 @@ class GenerationRegister:
 
     cluster: Cluster
     store: str
+    pattern: str = ANY_NUMBERED
+    """As that of ``Indices``."""
 
     def all(self) -> list[Registered]:
         """By number."""
@@ -77,7 +79,7 @@ class GenerationRegister:
         if says_so:
             return says_so[-1].names
         params = {"expand_wildcards": "all", "filter_path": "*.aliases,*.mappings._meta"}
-        held = self.cluster.ask(_LOOKING, "GET", f"/*{NUMBERED}*", params=params)
+        held = every_index(self.cluster, _LOOKING, self.pattern, params)
         return max(
             (names for one in held.values() if (names := self._shows(one)) is not None), key=_number, default=_first(self.store)
         )

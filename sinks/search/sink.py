@@ -81,6 +81,10 @@ class SearchSink:
         return parts_of(shown, self._options, self._choices, self._index_settings, self._clock)
 
     @property
+    def _register(self) -> GenerationRegister:
+        return GenerationRegister(self._parts.cluster, self.name, self._options.index_pattern)
+
+    @property
     def _ledger(self) -> SearchLedger:
         return self._parts.ledger
 
@@ -100,7 +104,7 @@ class SearchSink:
         """Finds the generation to work on; returns whether its ledger says that it is that one."""
         if self._generation is not None:
             return True
-        register = GenerationRegister(self._parts.cluster, self.name)
+        register = self._register
         found = register.all()
         held = next((one for one in found if one.leaving is not None), None)
         if writing and held is not None:
@@ -181,11 +185,7 @@ class SearchSink:
 
     def erase(self) -> None:
         chosen = self._generation
-        numbers = (
-            {FIRST, *(one.names.number for one in GenerationRegister(self._parts.cluster, self.name).all())}
-            if chosen is None
-            else {chosen}
-        )
+        numbers = {FIRST, *(one.names.number for one in self._register.all())} if chosen is None else {chosen}
         for number in sorted(numbers):
             parts = self._parts_of(Shown(GenerationNames(self.name, number), live=False))
             remove(parts)

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from cdc.audit.rounds import ContinuousAudit
+from cdc.audit.stores import audit
 from cdc.commands.status import lines
 from cdc.errors import StopState
 from cdc.http.metrics import ReportCollector
@@ -29,7 +30,7 @@ from cdc.state.auditstate import AuditStanding
 from snapshots.requests import Request, Requests
 from tests.conftest import Database
 from tests.integration.pipeline import service, settings_of
-from tests.integration.test_audit import ROWS, CacheKeys, Index, Lake, source  # noqa: F401 (source is a fixture)
+from tests.integration.test_audit import CATCH_UP_S, ROWS, CacheKeys, Index, Lake, source  # noqa: F401 (source is a fixture)
 from tests.waiting import until
 
 WITHIN_S = 240
@@ -179,6 +180,35 @@ def test_every_kind_of_drift_is_found_and_named_and_goes_with_its_repair(
         again(settings, 112, 120, 10_001)
         until(lambda: (one := audited(settings)) is not None and one.differing == 0, "the repair is not seen")
         assert not any("differs" in line for line in reported(settings).problems)
+
+
+@pytest.mark.usefixtures("source")
+def test_a_finding_goes_with_its_repair_and_does_not_wait_for_the_next_round(
+    postgres: Database, tmp_path: Path, valkey: Any
+) -> None:
+    store = CacheKeys(valkey, hashes=False)
+    settings = eager(postgres, tmp_path, {"copy": store.options, "other": {"kind": "redis", "url": valkey.url, "key": "o:{id}"}})
+    hours = settings.model_copy(update={"audit": Audit(core_share=1.0, pause_s=9e9)})
+
+    def differing() -> int:
+        found = reported(settings).followers[0].audit
+        return 0 if found is None else sum(one.differing for one in found.tables)
+
+    with service(settings):
+        with auditing(settings):
+            until(lambda: (one := audited(settings)) is not None and one.rows == ROWS, "it is not compared")
+            store.write(112, {**store.read(112), "a": "other"})
+            store.remove(120)
+            until(lambda: differing() == 2, "the drift is not found")
+        with auditing(hours) as late:
+            store.remove(130)
+            time.sleep(3)
+            assert differing() == 2, "nothing is compared before its time"
+            (one, _) = audit(hours, timeout_s=CATCH_UP_S, repair=True)
+            assert one.whole
+            until(lambda: differing() == 0, "the repair is not seen")
+            assert all(not auditstate.asked_again(settings.run_dir, name) for name in settings.stores)
+            assert late.shown[-1].ended_at == late.shown[0].ended_at, "that was no round"
 
 
 @pytest.mark.usefixtures("source")

@@ -33,6 +33,19 @@ def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
     assert auditstate.load(tmp_path, "cache") is None
 
 
+def test_what_was_repaired_is_asked_for_until_it_has_been_compared(tmp_path: Path) -> None:
+    assert auditstate.asked_again(tmp_path, "cache") == {}
+    auditstate.ask_again(tmp_path, "cache", ["public.a", "public.b"])
+    first = auditstate.asked_again(tmp_path, "cache")
+    auditstate.ask_again(tmp_path, "cache", ["public.a"])  # repaired again, while it is compared
+    auditstate.answered(tmp_path, "cache", "public.a", first["public.a"])
+    assert set(auditstate.asked_again(tmp_path, "cache")) == {"public.a", "public.b"}
+    auditstate.answered(tmp_path, "cache", "public.b", first["public.b"])
+    assert set(auditstate.asked_again(tmp_path, "cache")) == {"public.a"}
+    forget(tmp_path, "cache")
+    assert auditstate.asked_again(tmp_path, "cache") == {}
+
+
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     auditstate.save(tmp_path, "cache", FOUND)
     (path,) = (tmp_path / "audit").iterdir()
