@@ -31,13 +31,8 @@ from cdc.settings.models import Settings
 from cdc.source.catalog import load_published
 from cdc.source.connection import connect
 from cdc.source.rows import snapshot
-<<<<<<< HEAD
-from cdc.state import status, stops
-from sinks import make_sink, refuse_without_rows, traits_of
-=======
 from cdc.state import auditstate, status, stops
-from sinks import make_sink, traits_of
->>>>>>> w-stores
+from sinks import make_sink, refuse_without_rows, traits_of
 from sinks.contract import Sink
 from sinks.heldlog import HeldLog
 from sinks.holding import bound
