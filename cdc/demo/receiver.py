@@ -13,7 +13,7 @@ from typing import Final
 SECRET: Final = "whsec_" + base64.b64encode(b"the demo is no secret to anybody").decode()
 
 
-class Receiver:
+class DemoReceiver:
     """Listens on loopback at ``port`` until it is stopped. ``taken``: how often each event came, by its id."""
 
     def __init__(self, port: int) -> None:

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from cdc.demo.configuration import toml
-from cdc.demo.receiver import SECRET, Receiver
+from cdc.demo.receiver import SECRET, DemoReceiver
 from cdc.demo.traffic import OUTBOX
 from cdc.embedded import EmbeddedError
 from cdc.embedded.cache import write_whole
@@ -49,7 +49,7 @@ class Stage:
     postgres: Postgres
     opensearch: OpenSearch
     valkey: Valkey
-    receiver: Receiver
+    receiver: DemoReceiver
     http_port: int
     first: bool
     """No demo has run in the folder before."""
@@ -160,7 +160,7 @@ def claim(folder: Path, *, fresh: bool, say: Callable[[str], None]) -> Stage:
         postgres,
         OpenSearch(folder / "opensearch", heap_mb=512, preferred_port=_OPENSEARCH_PORT),
         Valkey(folder / "valkey", port=free_port_like(_VALKEY_PORT)),
-        Receiver(free_port_like(_RECEIVER_PORT)),
+        DemoReceiver(free_port_like(_RECEIVER_PORT)),
         http_port,
         first,
         lock,

@@ -113,7 +113,7 @@ CAFE: Row = {"id": "1", "name": "Café Zoo", "latitude": "52.5", "longitude": "1
 @pytest.mark.parametrize("heading", ["How do I shape a search index?", "How do I shape a cache?"])
 def test_the_page_shows_what_a_kind_of_store_is_told(tmp_path: Path, heading: str) -> None:
     section = PAGE.partition(f"## {heading}")[2].partition("\n## ")[0]
-    said = "\n".join(re.findall(r"```toml\n(.*?)```", section, re.DOTALL))
+    said = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)[0]
     command, _, printed = re.findall(r"```console\n\$ cdc preview (.*?)```", section, re.DOTALL)[0].partition("\n")
     writer = EmbeddedLogWriter(tmp_path / "log")
     writer.append(batch(SHOPS, [(Op.INSERT, 1, CAFE)]))
