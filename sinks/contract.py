@@ -258,6 +258,15 @@ class Sink(Protocol):
 
 
 @runtime_checkable
+class Returning(Protocol):
+    """A sink that comes back to changes at or below what is applied, such as events that were not taken yet."""
+
+    def returns_to(self) -> Position | None:
+        """The first change that it may have to read again; None: none. Of an opened sink."""
+        ...
+
+
+@runtime_checkable
 class Expiring(Protocol):
     """A sink of whose rows some go by themselves."""
 

@@ -217,8 +217,11 @@ def _schema(settings: Settings, letter: Letter) -> TopicSchema:
 
 def _correctable(settings: Settings, store: str, letter: Letter) -> TopicSchema:
     """The table's columns, and what the store computes of them, which may be corrected, too."""
+    from sinks import traits_of
     from sinks.heldlog import HeldLog
 
+    if not traits_of(store_options(settings, store)).keeps_rows:
+        raise ConfigError(f"store {store} hands events on as they were written", hint="replay the letter, or drop it")
     schema = _schema(settings, letter)
     with closing(open_log(settings)) as log:
         held = HeldLog(log, store, store_options(settings, store)).held(schema)

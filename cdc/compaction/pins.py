@@ -3,6 +3,7 @@
 A store that is behind keeps what it still has to read, so that it shows whole commits all the way. One that reads may take as long as it needs. One that
 does not (it is down, has stopped, or nobody follows it) no longer counts once it has stood still for ``[log] pin_hours``; nor does one that runs and yet
 has not got on for so long, or for an hour where that is longer. And none counts that lacks more than ``[log] pin_mb``.
+Changes that a store has passed and may have to read again (``FollowerStatus.returns_to``) are held in the same way, apart from those that come next.
 A generation of a store that is being built, or kept, counts as a store of its own does, as long as it has a status.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from cdc.log.contract import LogReader, Topic, left_between
 from cdc.model.position import Position
@@ -25,6 +27,10 @@ SILENT_S = 3600.0
 """A follower that has not written its status for so long does not read at present."""
 STUCK_S = 3600.0
 """A store that runs may need so long for one step."""
+
+
+LEFT: Final = " (events not taken)"
+"""Behind a store's name: what it has passed, and may have to read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,9 @@ class Pins:
             told = status.read_follower(settings.run_dir, name)
             reads = told is not None and told.state in ("starting", "rebuilding", "following")
             found.append(self._pin(settings.log, StorePin(name, options.tables, 0), told, now, log, reads=reads))
+            if told is not None and told.returns_to is not None:
+                left = replace(told, position=told.returns_to - 1)
+                found.append(self._pin(settings.log, StorePin(f"{name}{LEFT}", options.tables, 0), left, now, log, reads=reads))
             for one in status.read_generations(settings.run_dir, name):
                 pin = StorePin(f"{name}@{one.number}", options.tables, 0)
                 found.append(self._pin(settings.log, pin, one, now, log, reads=one.error is None))

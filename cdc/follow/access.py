@@ -22,7 +22,7 @@ from cdc.settings.models import StoreOptions
 from cdc.state import rebuilds, status
 from cdc.state.lease import LeaseHeld, take
 from sinks import make_sink
-from sinks.contract import EpochPassed, Sink
+from sinks.contract import EpochPassed, Returning, Sink
 from sinks.deadletters import Letter, LetterBox, box_of
 from sinks.heldlog import HeldLog
 
@@ -82,6 +82,10 @@ class Opening:
     def letters(self) -> Sequence[Letter]:
         """The open store's dead letters: the same object for as long as they do not change."""
         return () if self._box is None else self._box.letters()
+
+    def returns_to(self) -> Position | None:
+        """As ``sinks.contract.Returning`` says; None of any other store."""
+        return self.sink.returns_to() if isinstance(self.sink, Returning) else None
 
     def decide_letters(self, applied: Cut) -> None:
         """Carries out what operators have asked about dead letters. Raises StoreError."""

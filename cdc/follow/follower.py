@@ -310,6 +310,11 @@ class Follower:
 
     def _decide_letters(self) -> None:
         self._opening.decide_letters(self.applied)
+        self._report_what_is_left()
+
+    def _report_what_is_left(self) -> None:
+        """Before anything that was committed is reported: so nobody thinks meanwhile that all of it is done with."""
+        self._reporter.returns_to(self._opening.returns_to())
         self._reporter.letters(self._opening.letters())
 
     def _adopt(self, applied: Cut) -> None:
@@ -317,7 +322,7 @@ class Follower:
         self.applied = applied
         self._looked_at = self._clock.monotonic()
         self._reporter.found(applied)
-        self._reporter.letters(self._opening.letters())
+        self._report_what_is_left()
 
     def _advance(self, end: Cut, slices: Slices | None) -> Iterator[Step]:
         yield from self._ensure_open()
@@ -340,5 +345,5 @@ class Follower:
         self._sink.commit(cut)
         crashpoint("follower.committed")
         self.applied = cut
-        self._reporter.letters(self._opening.letters())
+        self._report_what_is_left()
         self._reporter.committed(cut, outcome)

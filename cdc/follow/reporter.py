@@ -118,6 +118,12 @@ class Reporter:
         if lower:
             self.report()  # at once: somebody may be waiting for what the store has lost
 
+    def returns_to(self, position: int | None) -> None:
+        """The first change that the store may have to read again."""
+        if position != self.status.returns_to:
+            self.status.returns_to = position
+            self.report()
+
     def letters(self, found: Sequence[Letter]) -> None:
         """The store's dead letters as they are now; costs nothing while they are the same object."""
         if found is self._letters:
@@ -160,7 +166,7 @@ def _beginning(run_dir: Path, store: str, kind: str) -> FollowerStatus:
     if seen is not None and seen.kind == kind:
         now.position, now.commit_lsn, now.commit_ts_us = seen.position, seen.commit_lsn, seen.commit_ts_us
         now.moved_at = seen.moved_at or now.moved_at
-        now.dead, now.aside = seen.dead, seen.aside  # what was set aside stays so over a restart
+        now.dead, now.aside, now.returns_to = seen.dead, seen.aside, seen.returns_to  # what is left over stays so over a restart
     return now
 
 

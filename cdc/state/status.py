@@ -139,6 +139,8 @@ class FollowerStatus(_Told):
     dead: int = 0
     aside: list[TableLetters] = field(default_factory=list)
     """The store's dead letters as they are now, by table."""
+    returns_to: int | None = None
+    """The first change at or below ``position`` that the store may have to read again."""
     batches: int = 0
     rows_per_s: float = 0.0
     moved_at: float = 0.0

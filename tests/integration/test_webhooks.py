@@ -213,10 +213,15 @@ def test_what_is_refused_is_a_letter_at_once_and_is_sent_once(stage: Stage, stat
     assert letter.reason.startswith(f"the receiver answers {status}")
     assert "s3cret" not in letter.reason
     assert sorted(body_key(one) for one in stage.receiver.received) == [1, 3]
+    assert follower.status.aside[0].letters == 1
     assert {one.path for one in stage.receiver.received} == {"/hooks"}
+    [answer] = stage.decide(follower, Verb.EDIT, letter.id)
+    assert (answer.done, answer.text) == (False, "an event goes as it was written: replay it, or drop it")
+    [answer] = stage.decide(follower, Verb.REPLAY, letter.id)
+    assert (answer.done, answer.text) == (False, letter.reason)
     [answer] = stage.decide(follower, Verb.DROP, letter.id)
-    assert answer.done
-    until(lambda: len(stage.receiver.received) == 3, "the event behind it")
+    assert (answer.done, answer.text) == (True, "given up; the events behind it go on")
+    until(lambda: len(stage.receiver.received) == 4, "the event behind it")
     assert follower._opening.letters() == ()
 
 
@@ -256,7 +261,7 @@ def test_what_was_waiting_comes_after_a_restart_in_its_order(stage: Stage) -> No
     ill = True
     stage.receiver.script = lambda _: Answer(503 if ill else 204)
     ids = stage.place("a", "a", "b", "a")
-    stage.follow()
+    assert stage.follow().status.returns_to == 1, "the log keeps what has not arrived"
     kept = KEPT.load(stage.folder / "deliveries" / "billing.json")
     assert kept is not None
     assert [(one.topic, one.position) for one in kept.waiting] == [("outbox.order", at) for at in range(1, 5)]
@@ -268,6 +273,7 @@ def test_what_was_waiting_comes_after_a_restart_in_its_order(stage: Stage) -> No
     until(lambda: {one.id for one in stage.receiver.received[before:]} == set(ids), "all four")
     of_a = [one.id for one in stage.receiver.received[before:] if one.id != ids[2]]
     assert of_a == [ids[0], ids[1], ids[3]]
+    until(lambda: bool(follower.idle() or follower.status.returns_to is None), "nothing left")
     stage.end(follower)
     kept = KEPT.load(stage.folder / "deliveries" / "billing.json")
     assert kept is not None

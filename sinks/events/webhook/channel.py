@@ -96,6 +96,12 @@ class WebhookChannel:
         return found is self._file.kept or (found is None and self._file.kept.standing.log == standing.log)
 
     @property
+    def first_waiting(self) -> Position | None:
+        """The first event that is noted as not taken yet; None: there is none."""
+        kept = self._file.kept
+        return Position(kept.waiting[0].position) if kept is not None and kept.waiting else None
+
+    @property
     def lacking(self) -> Mapping[str, list[int]]:
         """Positions by topic of the events that are waiting, and that ``resume`` needs."""
         found: dict[str, list[int]] = {}

@@ -55,6 +55,9 @@ class WebhookSink(EventSink):
         self._writing = False
         super().close()
 
+    def returns_to(self) -> Position | None:
+        return self._webhook.first_waiting
+
     def letters(self) -> tuple[Letter, ...]:
         return self._webhook.letters
 

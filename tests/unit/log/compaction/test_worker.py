@@ -476,6 +476,20 @@ def test_a_tier_that_hangs_keeps_nobody_from_ending_and_nothing_is_written_after
     assert thread.alarm() is None
 
 
+def test_what_a_store_has_passed_and_may_have_to_read_again_is_held_back(shop: tuple[Settings, EmbeddedLogWriter]) -> None:
+    settings, writer = shop
+    writer.close()
+    said = FollowerStatus("told", position=40, state="following", returns_to=7)
+    status.stamp(said)
+    status.write(settings.run_dir, "follow-told", said)
+    found = Pins(lambda: settings)
+    assert {one.store: one.position for one in found.look(0.0)} == {"told": 40, "told (events not taken)": 6}
+    assert [one.store for one in found.every(3600 * settings.log.pin_hours) if one.lapsed is not None] == [
+        "told",
+        "told (events not taken)",
+    ]
+
+
 def test_what_a_store_did_before_the_process_began_counts_and_one_that_lacks_nothing_is_never_late(
     shop: tuple[Settings, EmbeddedLogWriter],
 ) -> None:
