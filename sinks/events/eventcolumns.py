@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.kernels.moments import timestamp_text
-from cdc.model.batch import LSN, OP, POSITION, TS, Op, is_truncate, topic_schema
+from cdc.model.batch import LSN, POSITION, TS, is_truncate, topic_schema
 from cdc.model.oldrows import taken_apart
 from cdc.model.topic import TopicSchema
 from sinks.condition import ReplacedRows, op_names
 from sinks.events.cloudevents import cloudevent, of_change, of_payload
+from sinks.events.debezium import envelopes, key_objects
 from sinks.events.event import EVENTS, EventBatch
 from sinks.events.options import Body
-from sinks.render.jsonkernels import ABSENT, NULL, VALUE
+from sinks.events.rowpieces import before_and_after, nothing
 from sinks.render.jsonrows import Piece, Style, join, plain_documents
 from sinks.render.rowtext import SEPARATOR, column_text, exact_values, join_key, keys
-from sinks.render.texts import NOTHING, Texts, raw_texts, view
+from sinks.render.texts import Texts, raw_texts, view
 from sinks.render.tokenkernels import UPPER_T
 
 EVENT_FIELDS: Final = ("id", "key", "type", "payload", "headers", "time")
@@ -41,7 +41,9 @@ def holds_events(schema: TopicSchema) -> bool:
 
 def body_of(schema: TopicSchema, asked: Body | None) -> Body:
     """The form of the topic's bodies."""
-    return asked or ("payload" if holds_events(schema) else "change")
+    if holds_events(schema):
+        return "payload" if asked in (None, "debezium") else asked
+    return asked or "change"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class EventForm:
     body: Body | None = None
     order: bool = True
     order_by: tuple[str, ...] = ()
+    store: str = ""
+    """The store's name, where a body has it."""
 
 
 def events_of(given: pa.RecordBatch, form: EventForm) -> EventBatch:
@@ -72,6 +76,10 @@ def events_of(given: pa.RecordBatch, form: EventForm) -> EventBatch:
             columns["body"] = _payload(changes)
         case "change":
             columns["body"] = join(_change(changes, form.style, columns, ReplacedRows(has, old))).to_array()
+        case "debezium":
+            replaced = ReplacedRows(has, old)
+            columns["body"] = envelopes(changes, form.store, form.style, replaced).to_array()
+            columns["key"] = key_objects(changes, form.style)
         case "cloudevents":
             own = holds_events(schema)
             data = of_payload(changes) if own else of_change(_change(changes, form.style, columns, ReplacedRows(has, old)))
@@ -118,33 +126,14 @@ def _payload(changes: pa.RecordBatch) -> pa.Array:
 def _change(changes: pa.RecordBatch, style: Style, columns: Mapping[str, pa.Array], replaced: ReplacedRows) -> list[Piece]:
     """``before``: the whole row where it is known; of a DELETE else its key, of anything else null."""
     rows, schema = len(changes), topic_schema(changes.schema)
-    ops = changes.column(OP).to_numpy()
-    deleted, none = ops == int(Op.DELETE), ops == int(Op.TRUNCATE)
-    row = _nothing(rows) if none.any() else plain_documents(changes, schema, style)
-    pieces = [
-        Piece(raw_texts(columns["op"]), before=b'{"op":"', after=b'"'),
-        Piece(_nothing(rows), before=b',"topic":' + json.dumps(schema.topic, ensure_ascii=False).encode() + b',"before":'),
-        Piece(row, null=b"null", states=_states(deleted & ~replaced.has, ~deleted & ~replaced.has)),
-    ]
-    if replaced.rows is not None:
-        before = _spread(plain_documents(replaced.rows, schema, style), replaced.has)
-        pieces.append(Piece(before, states=_states(replaced.has, np.zeros(rows, np.bool_))))
     return [
-        *pieces,
-        Piece(row, before=b',"after":', null=b',"after":null', states=_states(~deleted & ~none, deleted | none)),
+        Piece(raw_texts(columns["op"]), before=b'{"op":"', after=b'"'),
+        Piece(nothing(rows), before=b',"topic":' + json.dumps(schema.topic, ensure_ascii=False).encode() + b","),
+        *before_and_after(changes, replaced, lambda given: plain_documents(given, schema, style)),
         Piece(_numbers(columns["position"]), before=b',"position":'),
         Piece(_numbers(columns["lsn"]), before=b',"lsn":'),
         Piece(moments(columns["time"]), before=b',"time":"', after=b'"}'),
     ]
-
-
-def _spread(texts: Texts, has: npt.NDArray[np.bool_]) -> Texts:
-    """Each text at its row, and an empty one at the others."""
-    lengths = np.zeros(len(has), np.int64)
-    lengths[has] = np.diff(texts.offsets)
-    offsets = np.zeros(len(has) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return Texts(texts.data, offsets)
 
 
 def moments(times: pa.Array) -> Texts:
@@ -153,13 +142,5 @@ def moments(times: pa.Array) -> Texts:
     return Texts(*timestamp_text(view(micros.buffers()[1], np.dtype(np.int64), len(micros), micros.offset), UPPER_T, _ZULU))
 
 
-def _states(value: npt.NDArray[np.bool_], null: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-    return np.where(value, VALUE, np.where(null, NULL, ABSENT)).astype(np.uint8)
-
-
 def _numbers(numbers: pa.Array) -> Texts:
     return raw_texts(numbers.cast(pa.utf8()))
-
-
-def _nothing(rows: int) -> Texts:
-    return Texts(NOTHING, np.zeros(rows + 1, np.int64))

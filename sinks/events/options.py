@@ -14,7 +14,7 @@ from cdc.settings.tableoptions import StoreTables, TableOptions
 from sinks.condition import asks_old_rows
 
 MB = 2**20
-Body = Literal["payload", "change", "cloudevents"]
+Body = Literal["payload", "change", "cloudevents", "debezium"]
 """The form of an event's body."""
 
 
@@ -47,7 +47,7 @@ class EventOptions(StoreOptions):
     """Columns whose values, together, are what order is kept by instead of the key, such as `["account_id"]`; every table of the store needs them."""
     body: Body | None = None
     """`payload`: what the application wrote, byte for byte, which only topics of events have; `change`: an object with `op`, `before`, `after`, `position`, `lsn` and
-    `time`; `cloudevents`: a CloudEvent in JSON. Left out: `payload` of topics of events, `change` of tables."""
+    `time`; `cloudevents`: a CloudEvent in JSON; `debezium`: what Debezium's JSON converter writes without a schema, of topics of events the payload. Left out: `payload` of topics of events, `change` of tables."""
     begin: Literal["now", "start"] = "now"
     """Where the store begins when it is opened for the first time: with what comes from then on, or with the first change that the log has. The store notes it: later
     it makes no difference."""

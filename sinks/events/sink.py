@@ -241,7 +241,7 @@ class EventSink:
 
     def _form(self, schema: TopicSchema) -> EventForm:
         options = self.options
-        return EventForm(self._choices.style(schema), options.body, options.order == "key", options.order_by)
+        return EventForm(self._choices.style(schema), options.body, options.order == "key", options.order_by, self.name)
 
     def _writer(self) -> EventStanding:
         if self._known is None or not self._followed.begun:

@@ -23,7 +23,7 @@ def messages(events: EventBatch, options: Options) -> Iterator[tuple[int, dict[s
             keyed["group"] = group
         message: dict[str, Any] = keyed | {"value": body, "headers": _headers(event_id, headers)}
         yield position, message
-        if options.tombstones and op == "delete" and key is not None:
+        if options.writes_tombstones and op == "delete" and key is not None:
             yield position, keyed | {"value": None}
 
 

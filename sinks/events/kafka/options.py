@@ -85,14 +85,19 @@ class Options(BrokerOptions):
     """Of topics that are created. Events of one key are in one partition, and in order there; with another number they would be in another."""
     replication: int | None = Field(None, ge=1)
     """Copies of topics that are created. Left out: as the brokers say."""
-    tombstones: bool = False
-    """Whether a row's DELETE is followed by a message with its key and no value, by which a compacted topic forgets the key."""
+    tombstones: bool | None = None
+    """Whether a row's DELETE is followed by a message with its key and no value, by which a compacted topic forgets the key. Left out: if `body = "debezium"`, as
+    Debezium does."""
     ledger: str = "__headwater.{store}"
     """The compacted topic in which the store notes how far it is, and the transactional id that it writes with."""
     compression: Literal["none", "gzip", "lz4", "snappy", "zstd"] = "lz4"
     """How batches of messages are compressed."""
     message_bytes_max: int = Field(1_000_000, ge=1000, le=1_000_000_000)
     """The longest message; the topics' `max.message.bytes` has to allow as much."""
+
+    @property
+    def writes_tombstones(self) -> bool:
+        return self.body == "debezium" if self.tombstones is None else self.tombstones
 
     def topic_of(self, topic: str) -> str:
         """The name in Kafka of this topic."""

@@ -1,0 +1,128 @@
+"""Changes as Debezium's JSON converter writes them without a schema: ``{"before": …, "after": …, "source": …, "op": "u", "ts_ms": …}``, and the key as an object. Pure.
+
+Values stand as Debezium's connector for Postgres writes them with ``decimal.handling.mode=string`` and ``interval.handling.mode=string``, and else as it does by default:
+dates are days and times and timestamps without a zone microseconds since 1970-01-01, as numbers; numeric, json, ranges are text; bytea is base64.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from cdc.model.batch import LSN, OP, TS, Op, op_letters, topic_schema
+from cdc.model.display import As
+from cdc.model.structure import MultirangeOf, RangeOf, Scalar, ScalarType
+from cdc.model.topic import TopicField, TopicSchema
+from cdc.version import VERSION
+from sinks.condition import ReplacedRows
+from sinks.events.rowpieces import before_and_after, nothing
+from sinks.render.jsonrows import Piece, Style, join, plain_documents
+from sinks.render.texts import Texts, raw_texts
+
+_AS_TEXT: Final = (ScalarType.NUMERIC, ScalarType.JSON, ScalarType.JSONB)
+_NUMBER: Final = Scalar(ScalarType.INT8)
+
+
+def envelopes(changes: pa.RecordBatch, store: str, style: Style, replaced: ReplacedRows) -> Texts:
+    """The value of each change's message."""
+    schema = topic_schema(changes.schema)
+    micros = changes.column(TS).view(pa.int64())
+    return join(
+        [
+            Piece(nothing(len(changes)), before=b"{"),
+            *before_and_after(changes, replaced, lambda given: _rows(given, schema, style)),
+            *_source(changes, schema, store, micros),
+            Piece(raw_texts(op_letters(changes)), before=b',"transaction":null,"op":"', after=b'"'),
+            *_moments(micros),
+            Piece(nothing(len(changes)), before=b"}"),
+        ]
+    )
+
+
+def key_objects(changes: pa.RecordBatch, style: Style) -> pa.Array:
+    """The key of each change's message, utf8; NULL where the table has no key, and of a TRUNCATE."""
+    schema, rows = topic_schema(changes.schema), len(changes)
+    if not schema.key or (changes.column(OP).to_numpy() == int(Op.TRUNCATE)).any():
+        return pa.nulls(rows, pa.utf8())
+    return _rows(changes, replace(schema, fields=schema.key), style).to_array().cast(pa.utf8())
+
+
+def _rows(rows: pa.RecordBatch, schema: TopicSchema, style: Style) -> Texts:
+    """Each row as an object with all of its columns, those that a DELETE does not have as null."""
+    meant = _meant(schema)
+    op = rows.schema.get_field_index(OP)
+    shown = rows.set_column(op, rows.schema.field(op), pa.array(np.full(len(rows), int(Op.INSERT), np.int8)))
+    for before, now in zip(schema.fields, meant.fields, strict=True):
+        if before is not now:
+            at = rows.schema.get_field_index(before.name)
+            shown = shown.set_column(at, pa.field(before.name, now.type), _number(rows.column(at)))
+    return plain_documents(shown, meant, _style(meant, style))
+
+
+@lru_cache(maxsize=256)
+def _meant(schema: TopicSchema) -> TopicSchema:
+    """The schema with numbers where Debezium writes such."""
+    return replace(schema, fields=tuple(map(_meant_field, schema.fields)))
+
+
+def _meant_field(column: TopicField) -> TopicField:
+    plain = pa.types.is_timestamp(column.type) and column.type.tz is None
+    if plain or pa.types.is_date32(column.type) or pa.types.is_time64(column.type):
+        return replace(column, type=pa.int64(), structure=_NUMBER)
+    return column
+
+
+def _number(values: pa.Array) -> pa.Array:
+    return values.cast(pa.int32() if pa.types.is_date32(values.type) else pa.int64()).cast(pa.int64())
+
+
+@lru_cache(maxsize=256)
+def _text_fields(schema: TopicSchema) -> Mapping[str, As]:
+    found = {}
+    for column in schema.fields:
+        kind = column.structure
+        if isinstance(kind, RangeOf | MultirangeOf) or (isinstance(kind, Scalar) and kind.type in _AS_TEXT):
+            found[column.name] = "text"
+    return found
+
+
+_STYLES: Final[dict[tuple[TopicSchema, Style], Style]] = {}
+"""Plans of documents are kept by their style, so that it has to be the same object each time."""
+
+
+def _style(schema: TopicSchema, style: Style) -> Style:
+    found = _STYLES.get((schema, style))
+    if found is None:
+        if len(_STYLES) >= 256:
+            _STYLES.clear()
+        found = _STYLES[schema, style] = replace(style, as_={**_text_fields(schema), **style.as_})
+    return found
+
+
+def _source(changes: pa.RecordBatch, schema: TopicSchema, store: str, micros: pa.Array) -> list[Piece]:
+    rows = len(changes)
+    head = {"version": VERSION, "connector": "postgresql", "name": store}
+    read = changes.column(OP).to_numpy() == int(Op.READ)
+    place = {"db": "", "sequence": None, "schema": schema.namespace, "table": schema.name, "txId": None}
+    return [
+        Piece(nothing(rows), before=b',"source":' + _json(head)[:-1]),
+        *_moments(micros),
+        Piece(raw_texts(pa.array(np.where(read, "true", "false"))), before=b',"snapshot":"', after=b'",' + _json(place)[1:-1]),
+        Piece(raw_texts(changes.column(LSN).cast(pa.utf8())), before=b',"lsn":', after=b',"xmin":null}'),
+    ]
+
+
+def _moments(micros: pa.Array) -> list[Piece]:
+    numbers = micros.fill_null(0).to_numpy()
+    parts = ((b',"ts_ms":', numbers // 1000), (b',"ts_us":', numbers), (b',"ts_ns":', numbers * 1000))
+    return [Piece(raw_texts(pa.array(part).cast(pa.utf8())), before=label) for label, part in parts]
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
