@@ -96,8 +96,13 @@ _IDLE: Final = 0
 
 
 def _is_of(given: object, classes: tuple[tuple[str, str], ...]) -> bool:
+    return _derives(type(given), classes)
+
+
+@lru_cache
+def _derives(given: type, classes: tuple[tuple[str, str], ...]) -> bool:
     found = (getattr(sys.modules.get(module), name, None) for module, name in classes)
-    return isinstance(given, tuple(one for one in found if one is not None))
+    return issubclass(given, tuple(one for one in found if one is not None))
 
 
 def _unknown(given: object, other: str, classes: tuple[tuple[str, str], ...]) -> UnknownConnection:
@@ -131,12 +136,20 @@ def _by_sqlalchemy(session_or_connection: Any, written: Event, outbox: OutboxTab
     connection = given if isinstance(given, sqlalchemy.Connection) else given.connection()
     _refuse_autocommit(autocommit=bool(getattr(connection.connection.dbapi_connection, "autocommit", False)))
     _, values = _statement(written, outbox)
-    names = [f"p{number}" for number in range(len(values))]
+    clause = _clause(outbox, len(values))
+    connection.execute(clause, {f"p{number}": value for number, value in enumerate(values)})
+
+
+@lru_cache
+def _clause(outbox: OutboxTable | OutboxMessages, values: int) -> sqlalchemy.TextClause:
+    """Of so many values; made once, so that SQLAlchemy compiles it once."""
+    import sqlalchemy
+
+    names = [f"p{number}" for number in range(values)]
     places = [f":{name}" for name in names]
     statement = _emission(*places) if isinstance(outbox, OutboxMessages) else _insert(outbox, *places)
     # Without a type of SQLAlchemy's the server takes each value for what its column is: uuid, jsonb, json, text or bytea.
-    typed = [sqlalchemy.bindparam(name, type_=sqlalchemy.types.NullType()) for name in names]
-    connection.execute(sqlalchemy.text(statement).bindparams(*typed), dict(zip(names, values, strict=True)))
+    return sqlalchemy.text(statement).bindparams(*(sqlalchemy.bindparam(name, type_=sqlalchemy.types.NullType()) for name in names))
 
 
 def _emission(prefix: str, body: str) -> str:

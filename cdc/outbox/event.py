@@ -102,7 +102,7 @@ def event(
     _check_text("key", str(key))
     if id is not None and not isinstance(id, uuid.UUID):
         raise BadEvent(f"the id is a UUID, not {_kind(id)}")
-    body = payload if payload is None or isinstance(payload, bytes) else _json("payload", payload, encode or _dumps)
+    body = payload if payload is None or isinstance(payload, bytes) else _json("payload", payload, encode or dumps)
     return Event(id or new_id(), route, str(key), type, body, None if headers is None else _headers(headers))
 
 
@@ -116,11 +116,11 @@ def new_id() -> uuid.UUID:
 def _headers(headers: Mapping[str, str]) -> str:
     if not isinstance(headers, Mapping) or not all(isinstance(one, str) for pair in headers.items() for one in pair):
         raise BadEvent("headers map text to text")
-    return _json("headers", dict(headers), _dumps)
+    return _json("headers", dict(headers), dumps)
 
 
-def _dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+dumps: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+"""The value as JSON's text. Raises TypeError, ValueError or RecursionError."""
 
 
 def _json(what: str, value: object, encode: Callable[[Any], str]) -> str:

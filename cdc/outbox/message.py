@@ -21,7 +21,7 @@ import re
 import uuid
 from typing import Any, Final
 
-from cdc.outbox.event import BadEvent, Event
+from cdc.outbox.event import BadEvent, Event, dumps
 
 MOST_BYTES: Final = 4 * 2**20
 """Reading takes twenty times as much memory, where somebody means ill."""
@@ -42,7 +42,7 @@ def body_of(event: Event) -> str:
     if isinstance(event.payload, bytes):
         raise BadEvent("bytes are a payload for a table whose column is bytea, not for a message", hint="encode them as text")
     texts = {"id": str(event.id), "aggregate": event.route, "key": event.key, "type": event.type}
-    members = [f'"{name}":{json.dumps(text, ensure_ascii=False)}' for name, text in texts.items()]
+    members = [f'"{name}":{dumps(text)}' for name, text in texts.items()]
     members += [f'"{name}":{text}' for name, text in (("payload", event.payload), ("headers", event.headers)) if text is not None]
     body = "{" + ",".join(members) + "}"
     if len(body.encode()) > MOST_BYTES:

@@ -27,6 +27,10 @@ TOYS: Final = {
         {"append", "open_s", "compact", "write_amplification", "append_p99_ms", "compact_memory_mb"},
     ),
     "lookup": ("--rows 10000 --runs 1", {"rows_per_s_10000", "keep_cpu_s_per_million"}),
+    "outbox": (
+        "--emits 20 --events 200 --runs 1",
+        {"emit_psycopg", "emit_sqlalchemy", "emit_message", "events", "events_by_message"},
+    ),
     "stages": ("--changes 2000", set()),
     "live": ("--seconds 2 --rate 5 --rows 5", {"captured"}),
 }
