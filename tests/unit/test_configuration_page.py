@@ -54,21 +54,23 @@ def test_every_option_of_a_store_does_something(kind: str) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FOR_TESTS])
 def test_the_page_about_changes_names_only_options_that_there_are(kind: str) -> None:
     section = STORES.partition("## What does a change do?")[2].partition("\n## ")[0]
-    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ") and kind in line.split(" | ")[0]]
+    rows = [
+        line.split(" | ") for line in section.splitlines() if line.startswith("| ") and kind in line.split(" | ")[0][2:].split(", ")
+    ]
     named = {name for cells in rows for name in re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", cells[1]))}
     models = (options_model(kind), configuration.table_options(kind))
     known = {field.alias or name for model in models for name, field in model.model_fields.items()}
     assert named <= known, "docs/stores.md, What does a change do?"
 
 
-def _snippets() -> list[tuple[str, dict[str, Any]]]:
-    """Of docs/stores.md, each with the heading that it stands under."""
-    parts = STORES.split("\n## ")
-    return [
-        (part.partition("\n")[0], tomllib.loads(said))
-        for part in parts
-        for said in re.findall(r"```toml\n(.*?)```", part, re.DOTALL)
-    ]
+def _snippets() -> list[tuple[str, str]]:
+    """Those of the pages about stores, each with the heading that it stands under."""
+    parts = [part for page in PAGES for part in (ROOT / "docs" / page).read_text(encoding="utf-8").split("\n## ")]
+    return [(part.partition("\n")[0], said) for part in parts for said in re.findall(r"```toml\n(.*?)```", part, re.DOTALL)]
+
+
+PAGES: Final = ("stores.md", "warehouse.md", "warehouses.md", "event-stores.md", "webhooks.md")
+SAID: Final = [tomllib.loads(said) for _, said in _snippets()]
 
 
 ELSEWHERE: Final[Mapping[str, Mapping[str, str]]] = {
@@ -79,13 +81,15 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, str]]] = {
 """Said of these stores on the page once, and not in every snippet."""
 
 
-@pytest.mark.parametrize(("heading", "said"), [pytest.param(*one, id=f"{at} {one[0]}") for at, one in enumerate(_snippets())])
-def test_every_snippet_of_the_page_is_taken(
-    heading: str, said: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in re.findall(r"\$\{(\w+)\}", str(said)):
+@pytest.mark.parametrize("text", [pytest.param(said, id=f"{at} {heading}") for at, (heading, said) in enumerate(_snippets())])
+def test_every_snippet_of_the_pages_is_taken(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in re.findall(r"\$\{(\w+)\}", text):
         monkeypatch.setenv(name, "a secret")
-    text = next(one for one in re.findall(r"```toml\n(.*?)```", STORES, re.DOTALL) if tomllib.loads(one) == said)
+    for path in re.findall(r'_file = "(.+?)"', text):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("a secret")
+        (tmp_path / path).chmod(0o600)
+    said = tomllib.loads(text)
     for name, store in said.get("stores", {}).items():
         left = "".join(f'{key} = "{value}"\n' for key, value in ELSEWHERE.get(name, {}).items() if key not in store)
         heads = f"[stores.{name}]\n"
@@ -93,25 +97,26 @@ def test_every_snippet_of_the_page_is_taken(
     config = tmp_path / "cdc.toml"
     config.touch(0o600)
     config.write_text(text if "source" in said else f'[source]\ndsn = "host=h"\n{text}', encoding="utf-8")
-    settings = load(config, options_model)
-    assert set(said.get("stores", {})) <= set(settings.stores), heading
+    assert set(said.get("stores", {})) <= set(load(config, options_model).stores)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FOR_TESTS])
 def test_every_key_is_shown_in_a_snippet(kind: str) -> None:
-    of_kind, of_tables = set[str](), set[str]()
-    for _, said in _snippets():
-        for name, store in said.get("stores", {}).items():
-            if store.get("kind", ELSEWHERE.get(name, {}).get("kind")) in (kind, None) or kind == "console":
-                of_kind |= store.keys()
-            of_tables |= {key for table in _tables(store) for key in table}
-    common = {key for _, said in _snippets() for store in said.get("stores", {}).values() for key in store}
+    stores = [(name, store) for said in SAID for name, store in said.get("stores", {}).items()]
+    shown = {
+        key for name, store in stores if store.get("kind", ELSEWHERE.get(name, {}).get("kind")) == kind for key in _keys(store)
+    }
     shared = {field.alias or name for name, field in StoreOptions.model_fields.items()}
     keys = {field.alias or name for name, field in options_model(kind).model_fields.items()}
-    assert keys - shared <= of_kind, f"docs/stores.md shows these of no store of kind {kind}"
-    assert keys & shared <= common, "docs/stores.md shows these of no store"
+    assert keys - shared <= shown, f"{PAGES} show these of no store of kind {kind}"
+    assert keys & shared <= {key for _, store in stores for key in _keys(store)}, f"{PAGES} show these of no store"
     of_table = {field.alias or name for name, field in configuration.table_options(kind).model_fields.items()}
-    assert of_table <= of_tables, f"docs/stores.md shows these of no table in a store of kind {kind}"
+    assert of_table <= {key for _, store in stores for table in _tables(store) for key in table}, f"{PAGES} show these of no table"
+
+
+def _keys(store: Mapping[str, Any]) -> set[str]:
+    """A secret may stand in a file."""
+    return {key.removesuffix("_file") for key in store}
 
 
 def _tables(store: Mapping[str, Any]) -> list[Mapping[str, Any]]:
