@@ -156,10 +156,7 @@ class Demo:
             row = connection.execute("select count(*) from flights").fetchone()
         exit_code = running.stop()
         result = verdict.verdict(
-            seconds=traffic.seconds,
-            rate=self._options.rate,
-            changes=traffic.sent,
-            rows=int(row[0]) if row else 0,
+            verdict.Driven(traffic.seconds, self._options.rate, traffic.sent, int(row[0]) if row else 0),
             waited=waited,
             audited=audited,
             exit_code=exit_code,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import dataclass
 from typing import Any
 
 from cdc.demo.daemon import Daemon
@@ -34,12 +35,19 @@ def audit(daemon: Daemon) -> list[dict[str, Any]]:
     return stores
 
 
+@dataclass(frozen=True, slots=True)
+class Driven:
+    """The traffic: for how many seconds, how many changes a second were wished for and how many were made in all; the rows of ``flights`` at the end."""
+
+    seconds: float
+    rate: float
+    changes: int
+    rows: int
+
+
 def verdict(
+    driven: Driven,
     *,
-    seconds: float,
-    rate: float,
-    changes: int,
-    rows: int,
     waited: dict[str, Any],
     audited: list[dict[str, Any]],
     exit_code: int | None,
@@ -70,13 +78,13 @@ def verdict(
         "name": "demo",
         "ok": complete and all(store["equal"] for store in stores.values()) and _all_came(events) and exit_code == 0,
         "traffic": {
-            "seconds": round(seconds, 3),
-            "wanted_per_s": rate,
-            "changes": changes,
-            "per_s": round(changes / seconds, 1) if seconds else 0.0,
+            "seconds": round(driven.seconds, 3),
+            "wanted_per_s": driven.rate,
+            "changes": driven.changes,
+            "per_s": round(driven.changes / driven.seconds, 1) if driven.seconds else 0.0,
         },
         "page_s": _rounded(milestones.page_s),
-        "flights": rows,
+        "flights": driven.rows,
         "stores": stores,
         "events": events,
         "daemon_exit_code": exit_code,

@@ -305,10 +305,7 @@ def test_only_equal_stores_whole_streams_and_an_orderly_daemon_pass(
     for written in ([0, 0, 0], [7, 0, 0], [9, 1, 0]):
         milestones.look({"followers": [{"store": store, "written": rows} for store, rows in zip(STORES, written, strict=True)]})
     result = verdict.verdict(
-        seconds=2.0,
-        rate=10,
-        changes=20,
-        rows=5,
+        verdict.Driven(2.0, 10, 20, 5),
         waited={store: {"seconds": 0.1} for store in STORES},
         audited=[_audited(store, equal) for store in audited],
         exit_code=exit_code,
