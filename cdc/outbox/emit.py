@@ -91,18 +91,18 @@ _ALCHEMY: Final = (
 _ASYNC_ALCHEMY: Final = (("sqlalchemy.ext.asyncio", "AsyncSession"), ("sqlalchemy.ext.asyncio", "AsyncConnection"))
 _PSYCOPG: Final = (("psycopg", "Connection"), ("psycopg", "Cursor"))
 _ASYNC_PSYCOPG: Final = (("psycopg", "AsyncConnection"), ("psycopg", "AsyncCursor"))
+_answers: Final[dict[tuple[type, tuple[tuple[str, str], ...]], bool]] = {}
+"""Whether things of a type are of one of the classes: whoever has one of them has loaded its class, so the answer stays."""
 _IDLE: Final = 0
 """psycopg.pq.TransactionStatus.IDLE."""
 
 
 def _is_of(given: object, classes: tuple[tuple[str, str], ...]) -> bool:
-    return _derives(type(given), classes)
-
-
-@lru_cache
-def _derives(given: type, classes: tuple[tuple[str, str], ...]) -> bool:
-    found = (getattr(sys.modules.get(module), name, None) for module, name in classes)
-    return issubclass(given, tuple(one for one in found if one is not None))
+    asked = type(given), classes
+    if asked not in _answers:
+        found = (getattr(sys.modules.get(module), name, None) for module, name in classes)
+        _answers[asked] = isinstance(given, tuple(one for one in found if one is not None))
+    return _answers[asked]
 
 
 def _unknown(given: object, other: str, classes: tuple[tuple[str, str], ...]) -> UnknownConnection:

@@ -16,6 +16,7 @@ from cdc.crashpoint import KILLED, CrashKind
 from cdc.embedded.postgres import Postgres
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.position import Position
+from cdc.outbox import OutboxMessages, emit
 from tests import counters
 from tests.faults import points
 from tests.faults.lab import DEADLINE_S, Lab, lab
@@ -103,3 +104,44 @@ def test_each_row_is_one_event(point: str, kind: CrashKind, fault_server: Postgr
 
 def start(one: Lab, crash: str | None = None) -> Any:
     return one.start(crash=crash, outbox={})
+
+
+MESSAGE_POINTS: Final = ("outbox.events.begun", "outbox.events.appended", "log.commit.fsynced", "ingest.commit.durable")
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("point", MESSAGE_POINTS if EVERYTHING else MESSAGE_POINTS[1:3])
+def test_each_message_is_one_event(point: str, fault_server: Postgres, nursery: Nursery, server_folder: Path) -> None:
+    """Nothing but messages: a message is nowhere else, so what is lost or comes twice has nobody to repair it."""
+    with lab(fault_server, nursery, server_folder / f"outbox-messages-{point}") as one:
+        one.connection.execute("create table plain (id int primary key)")
+        mark = one.folder / "reached"
+        outbox = {"prefix": "outbox"}
+        first = one.start(crash=f"{point}={CrashKind.KILL}:4@{mark}", outbox=outbox)
+        deadline = time.monotonic() + DEADLINE_S
+        expected: list[str] = []
+        while not mark.exists():
+            assert time.monotonic() < deadline, f"{point} was not reached\n{one.told}"
+            if one.has_slot():
+                expected += messages(one.connection, len(expected), 3)
+            time.sleep(0.02)
+        assert first.wait(DEADLINE_S) == KILLED
+        expected += messages(one.connection, len(expected), 12)
+        one.start(outbox=outbox)
+        one.until(one.heard_of(one.wal_end()), "all of it")
+        one.until(lambda: len(events(one.folder)[0]) >= len(expected), "the events")
+        assert one.ask_to_stop() == 0
+        ids, numbers, positions = events(one.folder)
+        assert ids == expected
+        assert numbers == {"outbox.a1": list(range(len(expected)))}
+        assert positions == list(range(1, len(positions) + 1))
+    counters.add("crash points", str(CrashKind.KILL))
+
+
+def messages(connection: psycopg.Connection[Any], first: int, count: int) -> list[str]:
+    """One transaction. Returns the events' ids."""
+    with connection.transaction():
+        return [
+            str(emit(connection, "a.said", 1, {"n": number}, outbox=OutboxMessages("outbox")))
+            for number in range(first, first + count)
+        ]

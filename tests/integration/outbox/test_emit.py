@@ -96,7 +96,6 @@ def test_asynchronous_connections(connection: psycopg.Connection[Any], postgres:
 
 
 def test_asynchronous_sessions(connection: psycopg.Connection[Any], postgres: Database) -> None:
-    pytest.importorskip("greenlet", reason="SQLAlchemy's asyncio needs greenlet")
     from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
     async def work() -> uuid.UUID:
