@@ -76,11 +76,12 @@ def load(path: Path, options_model: Callable[[str], type[StoreOptions]], *, writ
     settings = loading.validated(Settings, raw, ())
     if loading.problems or settings is None:
         raise SettingsError(loading.problems)
+    settings = settings.model_copy(update={"stores": options})
     for refusal in refusals(settings):
         loading.problem(refusal.at, refusal.what, hint=refusal.hint)
     if loading.problems:
         raise SettingsError(loading.problems)
-    return with_implied(settings.model_copy(update={"stores": options}))
+    return with_implied(settings)
 
 
 class _LoadingFile:

@@ -58,8 +58,11 @@ class Duck:
     def table(self, session: SqlSession, place: TargetPlace) -> TargetTable:
         return table.DuckTable(_own(session), place)
 
-    def stage(self, session: SqlSession, schema: TopicSchema, columns: Mapping[str, str]) -> StagedRows:
-        return DuckRows(_own(session), schema, columns)
+    def index(self, session: SqlSession, place: TargetPlace, schema: TopicSchema, where: str) -> None:
+        """DuckDB reads a column as fast as it would look into an index, and would have to drop it for each change of the table."""
+
+    def stage(self, session: SqlSession, schema: TopicSchema, columns: Mapping[str, str], beside: Mapping[str, str]) -> StagedRows:
+        return DuckRows(_own(session), schema, columns, beside)
 
 
 def _own(session: SqlSession) -> DuckSession:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 from cdc.model.topic import TopicField, TopicSchema
 from sinks.sql.dialect import Occupant, SqlSession, StagedRows, TargetDatabase
-from sinks.sql.names import TableSign, TargetPlace
+from sinks.sql.names import TableSign, TargetPlace, quoted
 from sinks.sql.options import Options
 from sinks.sql.postgres import kinds, table
 from sinks.sql.postgres.database import PostgresDatabase, PostgresSession
 from sinks.sql.postgres.staging import PostgresRows
+from sinks.sql.table import digested
 
 if TYPE_CHECKING:
     from sinks.sql.table import TargetTable
@@ -48,8 +49,13 @@ class Postgres:
     def table(self, session: SqlSession, place: TargetPlace) -> TargetTable:
         return table.PostgresTable(_own(session), place)
 
-    def stage(self, session: SqlSession, schema: TopicSchema, columns: Mapping[str, str]) -> StagedRows:
-        return PostgresRows(_own(session), schema, columns)
+    def index(self, session: SqlSession, place: TargetPlace, schema: TopicSchema, where: str) -> None:
+        if schema.key and not digested(schema):
+            columns = ", ".join(quoted(field.name) for field in schema.key)
+            session.run(f"create index on {place.sql} ({columns}) where {where}")
+
+    def stage(self, session: SqlSession, schema: TopicSchema, columns: Mapping[str, str], beside: Mapping[str, str]) -> StagedRows:
+        return PostgresRows(_own(session), schema, columns, beside)
 
 
 def _own(session: SqlSession) -> PostgresSession:
