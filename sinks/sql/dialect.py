@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
+from cdc.errors import StoreError
 from cdc.model.topic import TopicField, TopicSchema
 from sinks.sql.names import TableSign, TargetPlace
 from sinks.sql.options import Options
@@ -112,6 +113,10 @@ class Dialect(Protocol):
         """``writing``: its transactions hold locks."""
         ...
 
+    def has_schema(self, session: SqlSession, name: str) -> bool:
+        """Whether the schema is there, whoever it belongs to."""
+        ...
+
     def standing(self, session: SqlSession, place: TargetPlace) -> Occupant | None:
         """The relation at the place; None where there is none."""
         ...
@@ -122,6 +127,10 @@ class Dialect(Protocol):
 
     def table(self, session: SqlSession, place: TargetPlace) -> TargetTable:
         """The table that stands there."""
+        ...
+
+    def missing_rights(self, session: SqlSession, store: str, places: Sequence[TargetPlace]) -> Iterator[StoreError]:
+        """What this account may not do and has to, so that its tables, and the ledger, stand at these places."""
         ...
 
     def index(self, session: SqlSession, place: TargetPlace, schema: TopicSchema, where: str) -> None:

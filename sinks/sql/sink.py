@@ -30,7 +30,7 @@ from sinks.sql.dialects import dialect_of
 from sinks.sql.extent import SqlExtent
 from sinks.sql.history import HistoryWriter, history_place, history_topic, refuse
 from sinks.sql.ledger import SqlLedger, TableEntry
-from sinks.sql.names import place_of
+from sinks.sql.names import TargetPlace, place_of
 from sinks.sql.options import Options
 from sinks.sql.rebuild import SqlRebuild
 from sinks.sql.rowreader import SqlRowReader
@@ -136,6 +136,18 @@ class SqlSink:
                         f"stores.{self.name}: {other} and {topic} would both be the table {one}",
                         hint='let the namespace contain {schema}, as in "copy_{schema}"',
                     )
+
+    def missing_rights(self, schemas: Sequence[TopicSchema]) -> Iterator[StoreError]:
+        places: list[TargetPlace] = []
+        for schema in schemas:
+            place, said = place_of(schema, self.options.namespace), self.options.history_of(schema.topic)
+            places += [place, *([history_place(place, said)] if said else [])]
+        database = self._dialect.database(self.name, self.options, writing=False)
+        try:
+            with database.transaction(reading=True) as session:
+                yield from list(self._dialect.missing_rights(session, self.name, places))
+        finally:
+            database.close()
 
     def _refuse_columns(self, schema: TopicSchema) -> None:
         self.options.own_columns(schema.topic).refuse(self.name, schema)

@@ -217,6 +217,12 @@ class TargetTable(ABC):
         self.columns[new] = self.columns.pop(name)
 
 
+def make_schema(session: SqlSession, name: str) -> None:
+    """Asks first: making one that is there already takes a right that is not needed otherwise."""
+    if not session.dialect.has_schema(session, name):
+        session.run(f"create schema if not exists {quoted(name)}")
+
+
 def definitions(dialect: Dialect, schema: TopicSchema) -> Iterator[str]:
     """The columns of a new table."""
     if IDENTITY in schema.names:
@@ -234,11 +240,7 @@ def made(
 ) -> TargetTable:
     """A new, empty table. ``beside``: name → type of columns that it has further, as a history has, in which nothing tells rows apart."""
     dialect = session.dialect
-    if not session.rows(
-        "select 1 from information_schema.schemata where catalog_name = current_database() and schema_name = :name",
-        name=place.schema,
-    ):
-        session.run(f"create schema if not exists {quoted(place.schema)}")
+    make_schema(session, place.schema)
     session.run(
         f"create table {place.sql} ({', '.join((*definitions(dialect, schema), *(f'{name} {kind}' for name, kind in (beside or {}).items())))})"
     )

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from cdc.model.topic import TopicSchema
 from sinks.contract import audit_schema
-from sinks.sql.dialect import Occupant, StagedRows
+from sinks.sql.dialect import Occupant, SqlSession, StagedRows
 from sinks.sql.names import GONE, IDENTITY, TableSign, TargetPlace, literal, quoted
 from sinks.sql.postgres.database import DataRefused, PostgresSession
 from sinks.sql.postgres.kinds import TEXT
@@ -22,7 +22,7 @@ _MOST_ARGUMENTS: Final = 90
 _WANTED: Final = "pg_temp.headwater_wanted"
 
 
-def standing(session: PostgresSession, place: TargetPlace) -> Occupant | None:
+def standing(session: SqlSession, place: TargetPlace) -> Occupant | None:
     """As ``Dialect.standing``; the number is the relation's OID."""
     found = session.rows(
         """select c.oid::bigint, c.relkind = 'r', pg_catalog.obj_description(c.oid, 'pg_class')
