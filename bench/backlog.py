@@ -11,6 +11,8 @@ faster while it runs favours neither. The ratio is the median of the pairs'.
 - Redis: prebuilt ``SET`` of the same JSON values, or ``HSET`` of the same fields (``DEL`` for deleted rows), pipelined over one raw
   connection, answers counted. It neither reads a log nor makes a value, and never waits for an answer, so no real client is faster. Beside
   the follower the sink alone is measured (``_apply``), with the CPU seconds of the client and of the server.
+- Tables in Postgres: COPY of prebuilt lines of the same rows into a table without a key; in DuckDB: one statement that takes the same Arrow
+  batches. Both are given a table that finds nothing and replaces nothing.
 - Warehouse: Spark with the same session settings, warm, writing the same rows as plain Parquet; the better of rows that come from
   Parquet and from the log. A warehouse that upserts has to find and mark what it replaces besides.
 """
@@ -38,6 +40,7 @@ from statistics import median
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import duckdb
 import numpy as np
 import psutil
 import psycopg
@@ -58,6 +61,7 @@ from cdc.log.embedded.timeline import Timeline
 from cdc.log.home import open_reader
 from cdc.model.batch import OP, Op, topic_schema
 from cdc.model.position import Position
+from cdc.model.topic import TopicField
 from cdc.state.status import FollowerStatus, read_follower
 from sinks import make_sink, options_model
 from sinks.cache.keytemplate import bind
@@ -65,9 +69,12 @@ from sinks.cache.values import Hash
 from sinks.render.choices import Choices
 from sinks.render.jsonkernels import ABSENT, VALUE, Bytes, integer_text
 from sinks.render.jsonrows import Piece, Texts, documents, join, plain_documents, string_texts
-from sinks.render.rowtext import keys
+from sinks.render.rowtext import keys, row_text
 from sinks.render.texts import readonly
 from sinks.search.rows import IN_FLIGHT
+from sinks.sql.dialects import dialect_of
+from sinks.sql.names import quoted
+from sinks.sql.postgres.copylines import copy_lines
 
 TOPIC: Final = "public.orders"
 POLL_S: Final = 0.003
@@ -730,11 +737,91 @@ class Lake(Store):
         return {"parquet": {how: round(median(rates)) for how, rates in self._writes.items()}}
 
 
+class Tables(Store):
+    """Postgres as a target, against its own COPY of the same rows into a table without a key."""
+
+    kind = "sql"
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        super().__init__(folder, options, "sql", 0.3)
+        self._server = Postgres(folder / "target")
+        self._lines: list[bytes] = []
+
+    def start(self) -> None:
+        self._server.start()
+        self.settings = {"url": self._server.dsn()}
+        for batch in batches(self.log):
+            self._lines += [bytes(lines) for lines in copy_lines(row_text(batch, topic_schema(batch.schema)))]
+
+    def stop(self) -> None:
+        self._server.stop("immediate")
+
+    def empty(self) -> None:
+        with psycopg.connect(self._server.dsn(), autocommit=True) as connection:
+            connection.execute("drop schema if exists headwater_stores cascade")
+            connection.execute("drop table if exists public.orders, public.plain")
+            connection.execute("checkpoint")
+
+    def rows(self) -> int:
+        with psycopg.connect(self._server.dsn()) as connection:
+            return int(connection.execute("select count(*) from public.orders").fetchall()[0][0])
+
+    def limit(self) -> float:
+        schema = topic_schema(next(batches(self.log)).schema)
+        columns = ", ".join(f"{quoted(field.name)} {self._type_of(field)}" for field in schema.fields)
+        with psycopg.connect(self._server.dsn(), autocommit=True) as connection:
+            connection.execute(f"create table public.plain ({columns})".encode())
+            began = time.perf_counter()
+            with connection.cursor() as cursor, cursor.copy("copy public.plain from stdin") as copy:
+                for lines in self._lines:
+                    copy.write(lines)
+            seconds = time.perf_counter() - began
+            self.verify(connection.execute("select count(*) from public.plain").fetchall()[0][0], self.changes, "the limit's rows")
+        return seconds
+
+    def _type_of(self, field: TopicField) -> str:
+        return dialect_of(self.store_options).column_type(field)
+
+
+class TablesInAFile(Store):
+    """DuckDB as a target, against one INSERT of the same Arrow batches into a table without a key, and the checkpoint."""
+
+    kind = "sql"
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        super().__init__(folder, options, "duckdb", 0.3)
+        self._path = folder / "target.duckdb"
+
+    def start(self) -> None:
+        self.settings = {"url": f"duckdb://{self._path}"}
+
+    def empty(self) -> None:
+        for path in self.folder.glob(f"{self._path.name}*"):
+            path.unlink()
+
+    def rows(self) -> int:
+        with duckdb.connect(str(self._path), read_only=True) as connection:
+            return int(connection.execute("select count(*) from public.orders").fetchall()[0][0])
+
+    def limit(self) -> float:
+        names = topic_schema(next(batches(self.log)).schema).names
+        rows = pa.Table.from_batches([batch.select(names) for batch in batches(self.log)])
+        began = time.perf_counter()
+        with duckdb.connect(str(self._path)) as connection:
+            connection.register("given", rows)
+            connection.execute("create table plain as select * from given")
+        seconds = time.perf_counter() - began
+        self.verify(len(rows), self.changes, "the limit's rows")
+        return seconds
+
+
 STORES: Final[dict[str, Callable[[Path, argparse.Namespace], Store]]] = {
     "opensearch": Search,
     "redis": Cache,
     "redis-hash": HashCache,
     "warehouse": Lake,
+    "sql": Tables,
+    "duckdb": TablesInAFile,
 }
 
 

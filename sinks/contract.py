@@ -284,6 +284,16 @@ class Helped(Protocol):
         ...
 
 
+@runtime_checkable
+class Entitled(Protocol):
+    """A sink whose store gives accounts rights one by one."""
+
+    def missing_rights(self, schemas: Sequence[TopicSchema]) -> Iterator[StoreError]:
+        """What the store's account may not do and has to, to hold these topics; each with the statement that allows it. Changes nothing. An unopened sink may
+        be asked, too. Raises StoreError where the store does not answer."""
+        ...
+
+
 def audit_schema(schema: TopicSchema) -> pa.Schema:
     """All of the topic's fields as the text that Postgres gives under the pinned settings; NULL is SQL NULL."""
     return pa.schema([pa.field(name, pa.utf8()) for name in schema.names])

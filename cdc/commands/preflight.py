@@ -35,6 +35,7 @@ from cdc.source.slot import ensure_slot, read_slot
 from cdc.state.approvals import asked_topics
 from cdc.terminal import counted
 from sinks import traits_of
+from sinks.contract import Entitled
 from sinks.holding import foreseen
 
 MIN_FREE_BYTES: Final = 1 << 30
@@ -182,7 +183,10 @@ def _store(settings: Settings, name: str, tables: Sequence[Table]) -> Iterator[F
                 applied = sink.open(log)
             except HeadwaterError as error:
                 problems.append(error)
-            sink.foresee(foreseen(name, options, [TopicSchema.of(table) for table in tables if matches(options.tables, table)]))
+            schemas = foreseen(name, options, [TopicSchema.of(table) for table in tables if matches(options.tables, table)])
+            sink.foresee(schemas)
+            if isinstance(sink, Entitled) and not problems:
+                problems += sink.missing_rights(schemas)
     except HeadwaterError as error:
         problems.append(error)
     for problem in problems:

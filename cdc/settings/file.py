@@ -76,6 +76,7 @@ def load(path: Path, options_model: Callable[[str], type[StoreOptions]], *, writ
     settings = loading.validated(Settings, raw, ())
     if loading.problems or settings is None:
         raise SettingsError(loading.problems)
+    settings = settings.model_copy(update={"stores": options})
     for refusal in refusals(settings):
         loading.problem(refusal.at, refusal.what, hint=refusal.hint)
     if loading.problems:

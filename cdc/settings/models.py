@@ -179,6 +179,19 @@ class Log(Strict):
         """How this table's changes are kept."""
         return self._last(table, lambda options: options.cleanup) or self.cleanup
 
+    def lets_go(self, pattern: str) -> Cleanup | None:
+        """What is said of one of the tables that the pattern matches, where that is not ``keep``."""
+        cleanup = self.cleanup
+        for other, options in self.tables.items():
+            said = options.cleanup
+            if said is None:
+                continue
+            if other in (pattern, "*", "*.*") or matches((other,), pattern):
+                cleanup = said
+            elif said != "keep" and matches((pattern,), other):
+                return said
+        return None if cleanup == "keep" else cleanup
+
     def limits_of(self, table: Qualified) -> RetentionLimits:
         """How much of this table's changes is kept, where ``cleanup_of`` says ``delete``."""
         hours, mb = self._last(table, lambda options: options.retain_hours), self._last(table, lambda options: options.retain_mb)
@@ -320,6 +333,11 @@ class StoreOptions(Strict):
     def keeps(self, schema: TopicSchema) -> bool:  # noqa: ARG002
         """Whether the store keeps rows of this topic, which an audit can compare."""
         return True
+
+    @property
+    def kept_whole(self) -> Mapping[str, str]:
+        """Patterns of tables of which the store needs every change that there was, and so the log has to keep them → the option that says so."""
+        return {}
 
     @property
     def generational(self) -> bool:

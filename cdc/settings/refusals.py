@@ -35,6 +35,18 @@ def refusals(settings: Settings) -> Iterator[RefusedSetting]:
     yield from of_http(settings.http)
     for what, hint in of_outbox(settings):
         yield RefusedSetting(("outbox",), what, hint)
+    yield from of_histories(settings)
+
+
+def of_histories(settings: Settings) -> Iterator[RefusedSetting]:
+    """A store that needs every change of a table of which the log lets some go."""
+    for name, options in settings.stores.items():
+        for pattern, option in options.kept_whole.items():
+            cleanup = settings.log.lets_go(pattern)
+            if cleanup is not None:
+                what = f'needs every change of {pattern}, and the log lets some of them go (cleanup = "{cleanup}")'
+                hint = f'set cleanup = "keep" in [log.tables."{pattern}"]'
+                yield RefusedSetting(("stores", name, "tables", pattern, option), what, hint)
 
 
 def of_privacy(policies: Mapping[str, Mapping[str, ColumnPolicy]], secret: str | None) -> Iterator[RefusedSetting]:

@@ -10,18 +10,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from cdc.errors import StoreError
 from cdc.model.topic import TopicField, TopicSchema
 from sinks.sql.names import TableSign, TargetPlace
 from sinks.sql.options import Options
 
 if TYPE_CHECKING:
     from sinks.sql.table import TargetTable
-
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +60,15 @@ class TargetDatabase(Protocol):
 
 
 class StagedRows(Protocol):
-    """Rows in a temporary table with the types of one table's columns, until ``drop``; beside them ``names.GONE``."""
+    """Rows in a temporary table with the types of one table's columns, until ``drop``; beside them columns of the room's own, such as ``names.GONE``."""
 
     @property
     def sql(self) -> str:
         """The temporary table's name."""
         ...
 
-    def send(self, rows: pa.RecordBatch, gone: Flags) -> Sequence[str]:
-        """rows: changes of the schema. Returns the columns that have become text for it, here but not yet in the table."""
+    def send(self, rows: pa.RecordBatch, beside: Mapping[str, pa.Array]) -> Sequence[str]:
+        """rows: changes of the schema. ``beside``: the room's own columns. Returns the columns that have become text for it, here but not yet in the table."""
         ...
 
     def drop(self) -> None: ...
@@ -116,6 +113,10 @@ class Dialect(Protocol):
         """``writing``: its transactions hold locks."""
         ...
 
+    def has_schema(self, session: SqlSession, name: str) -> bool:
+        """Whether the schema is there, whoever it belongs to."""
+        ...
+
     def standing(self, session: SqlSession, place: TargetPlace) -> Occupant | None:
         """The relation at the place; None where there is none."""
         ...
@@ -128,6 +129,14 @@ class Dialect(Protocol):
         """The table that stands there."""
         ...
 
-    def stage(self, session: SqlSession, schema: TopicSchema, columns: Mapping[str, str]) -> StagedRows:
-        """``columns``: name → type of each that the schema has."""
+    def missing_rights(self, session: SqlSession, store: str, places: Sequence[TargetPlace]) -> Iterator[StoreError]:
+        """What this account may not do and has to, so that its tables, and the ledger, stand at these places."""
+        ...
+
+    def index(self, session: SqlSession, place: TargetPlace, schema: TopicSchema, where: str) -> None:
+        """Makes an index of the rows for which ``where`` is true by the schema's key, where that helps."""
+        ...
+
+    def stage(self, session: SqlSession, schema: TopicSchema, columns: Mapping[str, str], beside: Mapping[str, str]) -> StagedRows:
+        """``columns``: name → type of each that the schema has; ``beside``: of the room's own."""
         ...

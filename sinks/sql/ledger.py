@@ -17,9 +17,9 @@ from cdc.model.topic import TopicSchema
 from sinks.contract import EpochPassed, Shape
 from sinks.sql.dialect import SqlSession
 from sinks.sql.names import LEDGER_SCHEMA, TargetPlace
+from sinks.sql.table import make_schema
 
 _MAKE: Final = (
-    f"create schema if not exists {LEDGER_SCHEMA}",
     f"""create table if not exists {LEDGER_SCHEMA}.marks (
         store text primary key, epoch bigint not null,
         log text not null, history text not null, position bigint not null, commit_lsn bigint not null, commit_ts_us bigint not null)""",
@@ -72,6 +72,7 @@ class SqlLedger:
 def make(session: SqlSession) -> None:
     """Makes the tables where there are none."""
     if not exists(session):
+        make_schema(session, LEDGER_SCHEMA)
         for statement in _MAKE:
             session.run(statement)
 

@@ -29,6 +29,16 @@ class SqlTable(TableOptions):
     """As of the store, for these tables."""
     loaded_at: str | None = Field(None, min_length=1, max_length=63)
     """As of the store, for these tables."""
+    history: bool | str = False
+    """Whether every version of the rows is kept, too, in the table `NAME_history` beside the current one; or that table's name
+    ([warehouses.md](warehouses.md#every-version-of-a-row)). The log has to keep the table's changes (`cleanup = "keep"`)."""
+
+    @field_validator("history")
+    @classmethod
+    def _names_a_table(cls, history: bool | str) -> bool | str:
+        if history == "":
+            raise ValueError('is empty; write true, or a name such as "orders_history"')
+        return history
 
 
 class SqlTables(StoreTables):
@@ -87,8 +97,20 @@ class Options(StoreOptions):
 
     def shaping_of(self, schema: TopicSchema) -> Mapping[str, str]:
         """Without the column, rows that are deleted would be among the others."""
-        deleted = self.own_columns(schema.topic).deleted
-        return {} if deleted is None else {"deleted": deleted}
+        deleted, history = self.own_columns(schema.topic).deleted, self.history_of(schema.topic)
+        return ({} if deleted is None else {"deleted": deleted}) | ({} if not history else {"history": str(history)})
+
+    def history_of(self, topic: str) -> bool | str:
+        """What ``history`` says of the topic; False: nothing."""
+        found: bool | str = False
+        for pattern, said in self.held.options.items():
+            if isinstance(said, SqlTable) and matches((pattern,), topic) and "history" in said.model_fields_set:
+                found = said.history
+        return found
+
+    @property
+    def kept_whole(self) -> Mapping[str, str]:
+        return {pattern: "history" for pattern, said in self.held.options.items() if isinstance(said, SqlTable) and said.history}
 
     @property
     def file(self) -> Path | None:

@@ -9,6 +9,7 @@ from sinks.contract import Shape
 from sinks.sql import ledger
 from sinks.sql import table as tables
 from sinks.sql.dialect import SqlSession
+from sinks.sql.history import COLUMNS, TO_POSITION, history_topic
 from sinks.sql.ledger import TableEntry
 from sinks.sql.names import TableSign, TargetPlace
 from sinks.sql.table import refused
@@ -25,9 +26,25 @@ def made(session: SqlSession, store: str, schema: TopicSchema, place: TargetPlac
     return entry
 
 
+def history_made(session: SqlSession, store: str, schema: TopicSchema, place: TargetPlace, lineage: Lineage) -> TableEntry:
+    """As ``made``, for the table of all versions. ``place``: its own."""
+    topic = history_topic(schema.topic)
+    _refuse_taken(session, (store, topic), place, None)
+    if session.dialect.standing(session, place) is not None:
+        session.run(f"drop table {place.sql}")
+    table = tables.made(session, schema, place, TableSign(store, topic, lineage.log), COLUMNS)
+    session.dialect.index(session, place, schema, f"{TO_POSITION} is null")
+    entry = TableEntry(topic, lineage.mark(ZERO_CUT), place, table.number)
+    ledger.put(session, store, entry)
+    return entry
+
+
 def refuse_taken(session: SqlSession, store: str, schema: TopicSchema, place: TargetPlace, log: str | None) -> None:
     """Raises StoreError where what stands at the place is not a table of this topic in this store. ``log``: the only one that it may be of; None: any."""
-    mine = (store, schema.topic)
+    _refuse_taken(session, (store, schema.topic), place, log)
+
+
+def _refuse_taken(session: SqlSession, mine: tuple[str, str], place: TargetPlace, log: str | None) -> None:
     owner = ledger.owner(session, place)
     if owner is not None and owner != mine:
         raise refused(place, f"belongs to store {owner[0]} and topic {owner[1]}")

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from cdc.crashpoint import crashpoint
+from cdc.log.contract import LogReader
+from cdc.model.batch import topic_schema
 from cdc.model.lineage import Lineage
-from cdc.model.position import ZERO_CUT, Cut
+from cdc.model.position import START, ZERO_CUT, Cut
+from cdc.model.topic import TopicSchema
 from sinks.contract import EpochPassed, Outcome, TopicAsOf
 from sinks.sql import ledger, ownership
 from sinks.sql.dialect import SqlSession, TargetDatabase
-from sinks.sql.names import TableSign, place_of
+from sinks.sql.history import HistoryWriter, history_place, history_topic
+from sinks.sql.names import TableSign, TargetPlace, place_of
 from sinks.sql.options import Options
 from sinks.sql.rowwriter import SqlRowWriter
 
@@ -27,16 +32,16 @@ class SqlRebuild:
     store: str
     options: Options
     database: TargetDatabase
-    lineage: Lineage
+    log: LogReader
     epoch: int
 
-    def carry_out(self, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
+    def carry_out(self, lineage: Lineage, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
         """Raises EpochPassed when a later writer of the same log has been there, StoreError."""
-        nothing = self.lineage.mark(ZERO_CUT)
+        nothing = lineage.mark(ZERO_CUT)
         with self.database.transaction() as session:
             ledger.make(session)
             held = ledger.read(session, self.store, lock=True)
-            if held.mark is not None and held.mark.log == self.lineage.log and held.epoch > self.epoch:
+            if held.mark is not None and held.mark.log == lineage.log and held.epoch > self.epoch:
                 raise EpochPassed(self.store, held.epoch)
             for topic in topics:
                 schema = topic.shape.schema
@@ -46,25 +51,26 @@ class SqlRebuild:
         rows = 0
         for topic in topics:
             with self.database.transaction() as session:
-                self._refuse_others(session)
-                rows += self._replaced(session, topic, cut)
+                self._refuse_others(session, lineage)
+                rows += self._replaced(session, topic, lineage, cut)
             crashpoint("rebuilding.sql_table_replaced")
         with self.database.transaction() as session:
-            self._refuse_others(session)
+            self._refuse_others(session, lineage)
             names = {topic.shape.schema.topic for topic in topics}
+            names |= {history_topic(one) for one in names if self.options.history_of(one)}
             for entry in ledger.read(session, self.store).entries.values():
                 if entry.topic not in names:
                     ownership.remove(session, self.store, entry)
-            ledger.sign(session, self.store, self.epoch, self.lineage.mark(cut))
+            ledger.sign(session, self.store, self.epoch, lineage.mark(cut))
         return Outcome(rows)
 
-    def _refuse_others(self, session: SqlSession) -> None:
+    def _refuse_others(self, session: SqlSession, lineage: Lineage) -> None:
         held = ledger.read(session, self.store, lock=True)
         if held.epoch != self.epoch:
             raise EpochPassed(self.store, held.epoch)
-        ledger.refuse_others(held, self.store, self.epoch, self.lineage.mark(ZERO_CUT))
+        ledger.refuse_others(held, self.store, self.epoch, lineage.mark(ZERO_CUT))
 
-    def _replaced(self, session: SqlSession, topic: TopicAsOf, cut: Cut) -> int:
+    def _replaced(self, session: SqlSession, topic: TopicAsOf, lineage: Lineage, cut: Cut) -> int:
         """Returns the number of rows."""
         schema = topic.shape.schema
         place = place_of(schema, self.options.namespace)
@@ -77,12 +83,24 @@ class SqlRebuild:
             found = session.dialect.standing(session, place)
             if found is not None:
                 session.run(f"drop table {place.sql}")
-            entry = ownership.made(session, self.store, schema, place, self.lineage)
+            entry = ownership.made(session, self.store, schema, place, lineage)
         table = session.dialect.table(session, place)
         table.take(self.options.own_columns(schema.topic))
         known = entry.shape.schema.names if entry.shape is not None else ()
         writer = SqlRowWriter(session, table, topic.shape)
         count = writer.replace_all(schema, known, (came.rows for came in topic.rows()))
-        table.sign(TableSign(self.store, schema.topic, self.lineage.log))
-        ledger.put(session, self.store, replace(entry, mark=self.lineage.mark(cut), shape=topic.shape))
+        table.sign(TableSign(self.store, schema.topic, lineage.log))
+        ledger.put(session, self.store, replace(entry, mark=lineage.mark(cut), shape=topic.shape))
+        if said := self.options.history_of(schema.topic):
+            self._versions(session, schema, history_place(place, said), lineage, cut)
         return count
+
+    def _versions(self, session: SqlSession, schema: TopicSchema, place: TargetPlace, lineage: Lineage, cut: Cut) -> None:
+        """All of them again, out of the log."""
+        changes = self.log.read(schema.topic, START, cut.position)
+        first = next(changes, None)
+        begun = schema if first is None else topic_schema(first.schema)
+        entry = ownership.history_made(session, self.store, begun, place, lineage)
+        if first is not None:
+            HistoryWriter(session, session.dialect.table(session, place), begun).write_all(chain([first], changes))
+        ledger.put(session, self.store, replace(entry, mark=lineage.mark(cut)))

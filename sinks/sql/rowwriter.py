@@ -16,8 +16,11 @@ from sinks.contract import Shape
 from sinks.render.rowtext import keys
 from sinks.reshape import same_origin
 from sinks.sql.dialect import SqlSession
+from sinks.sql.history import HistoryWriter
+from sinks.sql.names import GONE
 from sinks.sql.table import TargetTable
 
+_BESIDE: Final = {GONE: "boolean"}
 _GROUP_BYTES: Final = 64 * 2**20
 """So much goes in with one INSERT."""
 
@@ -25,8 +28,10 @@ _GROUP_BYTES: Final = 64 * 2**20
 class SqlRowWriter:
     """Over one table. ``shape``: the definition that its rows stand under, and afterwards stand under."""
 
-    def __init__(self, session: SqlSession, table: TargetTable, shape: Shape) -> None:
+    def __init__(self, session: SqlSession, table: TargetTable, shape: Shape, history: HistoryWriter | None = None) -> None:
+        """``history``: gets all that ``write`` is given."""
         self.shape = shape
+        self._history = history
         self._session = session
         self._table = table
 
@@ -35,21 +40,21 @@ class SqlRowWriter:
         for group in _groups(batches, held):
             barrier = barrier_of(group[0], self.shape.schema)
             if barrier is not None:
-                self._pass(barrier)
+                self._pass(barrier, group[0])
                 continue
             schema = topic_schema(group[0].schema)
             if not same_origin(self.shape.schema, schema):
-                self._pass(TableBarrier(schema, Position(first_position(group[0]) - 1), RowsBefore.GONE, True))
+                self._pass(TableBarrier(schema, Position(first_position(group[0]) - 1), RowsBefore.GONE, True), group[0])
             self._merge(schema, group)
 
     def replace_all(self, schema: TopicSchema, known: Sequence[str], rows: Iterable[pa.RecordBatch]) -> int:
         """Replaces every row by these, one a key. ``known``: the columns that were the store's before. Returns how many there are."""
         fits, dialect = self._table.fits(schema), self._session.dialect
         wanted = dict(self._table.columns) if fits else {field.name: dialect.column_type(field) for field in schema.fields}
-        staged = dialect.stage(self._session, schema, wanted)
+        staged = dialect.stage(self._session, schema, wanted, _BESIDE)
         count, changed = 0, set[str]()
         for batch in rows:
-            changed.update(staged.send(batch, np.zeros(len(batch), np.bool_)))
+            changed.update(staged.send(batch, {GONE: pa.array(np.zeros(len(batch), np.bool_))}))
             count += len(batch)
         if fits and schema.key:
             self._table.keep_only(schema, staged)
@@ -62,7 +67,9 @@ class SqlRowWriter:
         staged.drop()
         return count
 
-    def _pass(self, barrier: TableBarrier) -> None:
+    def _pass(self, barrier: TableBarrier, change: pa.RecordBatch) -> None:
+        if self._history is not None:
+            self._history.close(barrier, change)
         gone = barrier.rows is RowsBefore.GONE
         if gone and barrier.defines:
             self._table.empty()
@@ -75,12 +82,14 @@ class SqlRowWriter:
     def _merge(self, schema: TopicSchema, group: Sequence[pa.RecordBatch]) -> None:
         self._table.admit(schema)
         batch = group[0] if len(group) == 1 else pa.Table.from_batches(group).combine_chunks().to_batches()[0]
+        if self._history is not None:
+            self._history.write(schema, batch)
         gone = batch.column(OP).to_numpy() == int(Op.DELETE)
         last = _last_of_each(keys(batch, schema)) if schema.key else np.flatnonzero(~gone)
         chosen = batch if len(last) == len(batch) else batch.take(pa.array(last))
         gone = gone[last]
-        staged = self._session.dialect.stage(self._session, schema, self._table.columns)
-        self._turn(staged.send(chosen, gone))
+        staged = self._session.dialect.stage(self._session, schema, self._table.columns, _BESIDE)
+        self._turn(staged.send(chosen, {GONE: pa.array(gone)}))
         if gone.any():
             self._table.remove(schema, staged)
         if not gone.all():

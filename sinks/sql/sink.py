@@ -28,8 +28,9 @@ from sinks.sql import ledger, ownership
 from sinks.sql.dialect import SqlSession
 from sinks.sql.dialects import dialect_of
 from sinks.sql.extent import SqlExtent
+from sinks.sql.history import HistoryWriter, history_place, history_topic, refuse
 from sinks.sql.ledger import SqlLedger, TableEntry
-from sinks.sql.names import place_of
+from sinks.sql.names import TargetPlace, place_of
 from sinks.sql.options import Options
 from sinks.sql.rebuild import SqlRebuild
 from sinks.sql.rowreader import SqlRowReader
@@ -94,7 +95,7 @@ class SqlSink:
         lineage = log.lineage()
         if lineage is None:
             raise StoreError(f"there is no log yet that store {self.name} could be built from", retryable=True)
-        return SqlRebuild(self.name, self.options, self._database, lineage, epoch).carry_out(cut, topics)
+        return SqlRebuild(self.name, self.options, self._database, log, epoch).carry_out(lineage, cut, topics)
 
     def erase(self) -> None:
         self.close()
@@ -106,29 +107,52 @@ class SqlSink:
     def prepare(self, schema: TopicSchema) -> None:
         extent, epoch = self._opened(), self._writer()
         place = place_of(schema, self.options.namespace)
-        self.options.own_columns(schema.topic).refuse(self.name, schema)
+        self._refuse_columns(schema)
         entry = self._known.entries.get(schema.topic)
         if entry is not None and entry.has_table:
             return
         with self._database.transaction() as session:
             self._locked(session, epoch)
             fresh = ownership.made(session, self.name, schema, place, extent.lineage())
+            beside = []
+            if said := self.options.history_of(schema.topic):
+                beside.append(ownership.history_made(session, self.name, schema, history_place(place, said), extent.lineage()))
             if entry is not None and entry.counts:  # there was nothing to hold up to here, which a table without rows says as well
                 fresh = replace(fresh, mark=entry.mark)
                 ledger.put(session, self.name, fresh)
-        self._known = self._known.with_entries(fresh)
+        self._known = self._known.with_entries(fresh, *beside)
 
     def foresee(self, schemas: Sequence[TopicSchema]) -> None:
         taken: dict[str, str] = {}
         for schema in schemas:
             place = place_of(schema, self.options.namespace)
             self._dialect.refuse(schema)
-            self.options.own_columns(schema.topic).refuse(self.name, schema)
-            if (other := taken.setdefault(self._dialect.same_name(place), schema.topic)) != schema.topic:
-                raise ConfigError(
-                    f"stores.{self.name}: {other} and {schema.topic} would both be the table {place}",
-                    hint='let the namespace contain {schema}, as in "copy_{schema}"',
-                )
+            self._refuse_columns(schema)
+            said = self.options.history_of(schema.topic)
+            beside = {history_topic(schema.topic): history_place(place, said)} if said else {}
+            for topic, one in ({schema.topic: place} | beside).items():
+                if (other := taken.setdefault(self._dialect.same_name(one), topic)) != topic:
+                    raise ConfigError(
+                        f"stores.{self.name}: {other} and {topic} would both be the table {one}",
+                        hint='let the namespace contain {schema}, as in "copy_{schema}"',
+                    )
+
+    def missing_rights(self, schemas: Sequence[TopicSchema]) -> Iterator[StoreError]:
+        places: list[TargetPlace] = []
+        for schema in schemas:
+            place, said = place_of(schema, self.options.namespace), self.options.history_of(schema.topic)
+            places += [place, *([history_place(place, said)] if said else [])]
+        database = self._dialect.database(self.name, self.options, writing=False)
+        try:
+            with database.transaction(reading=True) as session:
+                yield from list(self._dialect.missing_rights(session, self.name, places))
+        finally:
+            database.close()
+
+    def _refuse_columns(self, schema: TopicSchema) -> None:
+        self.options.own_columns(schema.topic).refuse(self.name, schema)
+        if self.options.history_of(schema.topic):
+            refuse(self.name, schema)
 
     def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
         schema = topic_schema(rows.schema)
@@ -193,12 +217,20 @@ class SqlSink:
         assert entry.shape is not None
         table = session.dialect.table(session, entry.place)
         table.take(self.options.own_columns(entry.topic))
-        writer = SqlRowWriter(session, table, entry.shape)
+        writer = SqlRowWriter(session, table, entry.shape, self._history(session, entry))
         writer.write(self._staging.batches(entry.topic), entry.mark.cut.position)
         now = replace(entry, mark=max(mark, entry.mark, key=lambda one: one.cut.position), shape=writer.shape)
         ledger.put(session, self.name, now)
         crashpoint("sql.table_written")
         return now
+
+    def _history(self, session: SqlSession, entry: TableEntry) -> HistoryWriter | None:
+        said = self.options.history_of(entry.topic)
+        if not said:
+            return None
+        assert entry.place is not None
+        assert entry.shape is not None
+        return HistoryWriter(session, session.dialect.table(session, history_place(entry.place, said)), entry.shape.schema)
 
     def _was_committed(self, session: SqlSession, mark: Mark) -> bool:
         """Whether this commit has been carried out already, and nobody heard the answer."""
@@ -215,9 +247,15 @@ class SqlSink:
         moved = [
             replace(entry, there=False)
             for entry in held.entries.values()
-            if entry.shape is not None and entry.place != place_of(entry.shape.schema, self.options.namespace)
+            if entry.shape is not None
+            and (entry.place != place_of(entry.shape.schema, self.options.namespace) or self._halved(held, entry))
         ]
         return held.with_entries(*moved)
+
+    def _halved(self, held: SqlLedger, entry: TableEntry) -> bool:
+        """Whether the topic has lost its history, which is written from the log's beginning, as the rows are."""
+        history = held.entries.get(history_topic(entry.topic))
+        return bool(self.options.history_of(entry.topic)) and (history is None or not history.has_table)
 
     def _locked(self, session: SqlSession, epoch: int) -> None:
         """Locks the ledger. Raises where it, or a table, is not as this sink left it."""

@@ -51,7 +51,7 @@ class TargetTable(ABC):
         """Reads the catalog."""
 
     @abstractmethod
-    def _retype(self, name: str, kind: str, using: str) -> None: ...
+    def retype(self, name: str, kind: str, using: str) -> None: ...
 
     @abstractmethod
     def _retype_what_fits(self, name: str, kind: str) -> None:
@@ -185,11 +185,11 @@ class TargetTable(ABC):
                 self._drop(name)
         moved = {now: new for new, now in kept.items() if new != now}
         for number, now in enumerate(moved):
-            self._rename(now, f"_cdc_moving_{number}")
+            self.rename(now, f"_cdc_moving_{number}")
         for number, new in enumerate(moved.values()):
             if new in self.columns:  # somebody's own
                 raise refused(self.place, f"has a column {new} of its own, which a column of the source is called now")
-            self._rename(f"_cdc_moving_{number}", new)
+            self.rename(f"_cdc_moving_{number}", new)
 
     def _fit(self, field: TopicField, *, emptied: bool) -> None:
         name, wanted = field.name, self._dialect.column_type(field)
@@ -200,7 +200,7 @@ class TargetTable(ABC):
             if wanted == self._dialect.text:
                 self.become_text(name)
             elif emptied:
-                self._retype(name, wanted, f"cast(null as {wanted})")
+                self.retype(name, wanted, f"cast(null as {wanted})")
             else:
                 self._retype_what_fits(name, wanted)
 
@@ -212,9 +212,15 @@ class TargetTable(ABC):
         self._session.run(f"alter table {self.place.sql} drop column {quoted(name)}")
         del self.columns[name]
 
-    def _rename(self, name: str, new: str) -> None:
+    def rename(self, name: str, new: str) -> None:
         self._session.run(f"alter table {self.place.sql} rename column {quoted(name)} to {quoted(new)}")
         self.columns[new] = self.columns.pop(name)
+
+
+def make_schema(session: SqlSession, name: str) -> None:
+    """Asks first: making one that is there already takes a right that is not needed otherwise."""
+    if not session.dialect.has_schema(session, name):
+        session.run(f"create schema if not exists {quoted(name)}")
 
 
 def definitions(dialect: Dialect, schema: TopicSchema) -> Iterator[str]:
@@ -229,16 +235,17 @@ def definitions(dialect: Dialect, schema: TopicSchema) -> Iterator[str]:
         yield f"{IDENTITY} {dialect.text}"
 
 
-def made(session: SqlSession, schema: TopicSchema, place: TargetPlace, sign: TableSign) -> TargetTable:
-    """A new, empty table."""
+def made(
+    session: SqlSession, schema: TopicSchema, place: TargetPlace, sign: TableSign, beside: Mapping[str, str] | None = None
+) -> TargetTable:
+    """A new, empty table. ``beside``: name → type of columns that it has further, as a history has, in which nothing tells rows apart."""
     dialect = session.dialect
-    if not session.rows(
-        "select 1 from information_schema.schemata where catalog_name = current_database() and schema_name = :name",
-        name=place.schema,
-    ):
-        session.run(f"create schema if not exists {quoted(place.schema)}")
-    session.run(f"create table {place.sql} ({', '.join(definitions(dialect, schema))})")
+    make_schema(session, place.schema)
+    session.run(
+        f"create table {place.sql} ({', '.join((*definitions(dialect, schema), *(f'{name} {kind}' for name, kind in (beside or {}).items())))})"
+    )
     table = dialect.table(session, place)
     table.sign(sign)
-    table.tell_apart(schema)
+    if beside is None:
+        table.tell_apart(schema)
     return table

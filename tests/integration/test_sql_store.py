@@ -195,6 +195,35 @@ def test_missing_rights_are_named_with_what_helps_and_no_secret(lab: Lab, postgr
         owner.execute("drop owned by reports cascade; drop role reports")
 
 
+def test_the_doctor_names_each_right_that_is_missing_and_the_least_is_enough(lab: Lab, postgres: Database) -> None:
+    """Schemas of its own, and temporary tables: no right to make a schema."""
+    owner = postgres.connect()
+    owner.execute(f"create role reports login password 'x'; revoke temporary on database \"{postgres.name}\" from public")
+    owner.execute("create schema taken; create table taken.orders (id int)")
+    url = f"postgresql://reports:x@{postgres.dsn.partition('@')[2]}"
+    topics = [TopicSchema.of(ORDERS), TopicSchema.of(PAIRS)]
+
+    def missing(**options: str) -> list[str]:
+        found = lab.sink(url=url, **options).missing_rights(topics)
+        assert isinstance(found, Iterator)
+        return [str(error.hint).removeprefix("as its owner: ") for error in found]
+
+    try:
+        statements = missing(namespace="copy_{schema}")
+        assert [statement.partition(" ")[0] for statement in statements] == ["GRANT", "CREATE", "CREATE"]
+        for statement in statements:
+            owner.execute(statement)
+        assert missing(namespace="copy_{schema}") == []
+        assert [one.partition(" ON ")[0] for one in missing()] == ["GRANT CREATE, USAGE"]
+        assert "namespace" in missing(namespace="taken")[-1], "a table that is not ours stands there"
+        step(lab, lab.opened(url=url, namespace="copy_{schema}"), *FIRST)
+        assert missing(namespace="copy_{schema}") == []
+        owner.execute("alter table copy_public.orders owner to current_user")
+        assert missing(namespace="copy_{schema}") == ['ALTER TABLE "copy_public"."orders" OWNER TO "reports"']
+    finally:
+        owner.execute("drop owned by reports cascade; drop role reports")
+
+
 def test_views_and_rights_on_a_table_outlive_a_rebuild(lab: Lab, postgres: Database) -> None:
     from tests.contract.test_rebuild import rebuild
 

@@ -89,7 +89,10 @@ def test_what_the_product_ships_and_writes_validates() -> None:
     assert len(tomllib.loads(uncommented)["stores"]) == 3
 
 
-_KINDS: Final = {"cache": {"kind": "redis", "url": "redis://127.0.0.1:6379/0"}}
+_KINDS: Final = {
+    "cache": {"kind": "redis", "url": "redis://127.0.0.1:6379/0"},
+    "reports": {"kind": "sql", "url": "postgresql://db.internal/reports"},
+}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, StoreError
 from cdc.model.topic import TopicField, TopicSchema
 from sinks.sql.dialect import Occupant, SqlSession, StagedRows, TargetDatabase
 from sinks.sql.duck import kinds, table
@@ -49,6 +50,22 @@ class Duck:
     def database(self, store: str, options: Options, *, writing: bool = True) -> TargetDatabase:  # noqa: ARG002
         return DuckDatabase(self, store, options)
 
+    def has_schema(self, session: SqlSession, name: str) -> bool:
+        found = session.rows(
+            "select 1 from information_schema.schemata where catalog_name = current_database() and lower(schema_name) = lower(:name)",
+            name=name,
+        )
+        return bool(found)
+
+    def missing_rights(self, session: SqlSession, store: str, places: Sequence[TargetPlace]) -> Iterator[StoreError]:  # noqa: ARG002
+        folder = _own(session).file.parent
+        if not folder.is_dir():
+            yield StoreError(
+                f"{folder} does not exist, where the file of store {store} is to be", retryable=False, hint=f"mkdir -p {folder}"
+            )
+        elif not os.access(folder, os.W_OK):
+            yield StoreError(f"{folder} is not writable", retryable=False, hint=f"sudo chown $(id -un) {folder}")
+
     def standing(self, session: SqlSession, place: TargetPlace) -> Occupant | None:
         return table.standing(_own(session), place)
 
@@ -58,8 +75,11 @@ class Duck:
     def table(self, session: SqlSession, place: TargetPlace) -> TargetTable:
         return table.DuckTable(_own(session), place)
 
-    def stage(self, session: SqlSession, schema: TopicSchema, columns: Mapping[str, str]) -> StagedRows:
-        return DuckRows(_own(session), schema, columns)
+    def index(self, session: SqlSession, place: TargetPlace, schema: TopicSchema, where: str) -> None:
+        """DuckDB reads a column as fast as it would look into an index, and would have to drop it for each change of the table."""
+
+    def stage(self, session: SqlSession, schema: TopicSchema, columns: Mapping[str, str], beside: Mapping[str, str]) -> StagedRows:
+        return DuckRows(_own(session), schema, columns, beside)
 
 
 def _own(session: SqlSession) -> DuckSession:

@@ -40,8 +40,9 @@ _writing: Final[defaultdict[Path, threading.Lock]] = defaultdict(threading.Lock)
 class DuckSession:
     """See ``SqlSession``; and Arrow in and out."""
 
-    def __init__(self, dialect: Dialect, connection: duckdb.DuckDBPyConnection) -> None:
+    def __init__(self, dialect: Dialect, file: Path, connection: duckdb.DuckDBPyConnection) -> None:
         self.dialect = dialect
+        self.file = file
         self._connection = connection
 
     def run(self, statement: str) -> int:
@@ -91,7 +92,7 @@ class DuckDatabase:
                 for statement in _ONCE:
                     connection.execute(statement)
                 connection.begin()
-                yield DuckSession(self._dialect, connection)
+                yield DuckSession(self._dialect, self._path, connection)
                 connection.commit()
             finally:
                 with suppress(duckdb.Error):

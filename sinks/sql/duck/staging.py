@@ -9,10 +9,9 @@ import pyarrow as pa
 
 from cdc.model.topic import TopicSchema
 from sinks.render.rowtext import column_text, exact_values
-from sinks.sql.dialect import Flags
 from sinks.sql.duck.database import DuckSession
 from sinks.sql.duck.kinds import JSON, TEXT, as_held
-from sinks.sql.names import GONE, quoted
+from sinks.sql.names import quoted
 
 _GIVEN: Final = "headwater_given"
 
@@ -22,14 +21,14 @@ class DuckRows:
 
     sql: Final = "temp.headwater_rows"
 
-    def __init__(self, session: DuckSession, schema: TopicSchema, columns: Mapping[str, str]) -> None:
+    def __init__(self, session: DuckSession, schema: TopicSchema, columns: Mapping[str, str], beside: Mapping[str, str]) -> None:
         self._session = session
         self._schema = schema
         self._columns = {name: columns[name] for name in schema.names}
-        made = "".join(f"{quoted(name)} {kind}, " for name, kind in self._columns.items())
-        session.run(f"create or replace temporary table headwater_rows ({made}{GONE} boolean)")
+        made = ", ".join(f"{quoted(name)} {kind}" for name, kind in (self._columns | dict(beside)).items())
+        session.run(f"create or replace temporary table headwater_rows ({made})")
 
-    def send(self, rows: pa.RecordBatch, gone: Flags) -> Sequence[str]:
+    def send(self, rows: pa.RecordBatch, beside: Mapping[str, pa.Array]) -> Sequence[str]:
         exact = exact_values(rows)
         odd: list[str] = []
         given: dict[str, pa.Array] = {}
@@ -40,7 +39,7 @@ class DuckRows:
                 odd.append(name)
                 values = column_text(rows, name, exact)
             given[name] = values
-        with self._session.given(_GIVEN, pa.table({**given, GONE: pa.array(gone)})):
+        with self._session.given(_GIVEN, pa.table({**given, **beside})):
             self._session.run(f"insert into {self.sql} select * from {_GIVEN}")
         return odd
 

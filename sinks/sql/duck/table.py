@@ -69,19 +69,19 @@ class DuckTable(TargetTable):
     def become_text(self, name: str) -> None:
         kind, column = self.columns[name], quoted(name)
         if kind == "BOOLEAN":
-            self._retype(name, TEXT, f"case when {column} then 't' when not {column} then 'f' end")
+            self.retype(name, TEXT, f"case when {column} then 't' when not {column} then 'f' end")
         elif kind == "BLOB":
-            self._retype(name, TEXT, f"'\\x' || lower(hex({column}))")
+            self.retype(name, TEXT, f"'\\x' || lower(hex({column}))")
         elif kind in _FLOATS:
             values = self._file.read(f"select distinct {column} as value, {column}::varchar as text from {self.place.sql}")
             known = {"text": values.column("text"), "canonical": canonical_text(values.column("value").combine_chunks())}
-            self._retype(name, TEXT, f"{column}::varchar")
+            self.retype(name, TEXT, f"{column}::varchar")
             with self._file.given("headwater_texts", pa.table(known)):
                 self._session.run(
                     f"update {self.place.sql} t set {column} = w.canonical from headwater_texts w where t.{column} = w.text"
                 )
         else:
-            self._retype(name, TEXT, f"{column}::varchar")
+            self.retype(name, TEXT, f"{column}::varchar")
 
     def put(self, schema: TopicSchema, staged: StagedRows) -> None:
         own = dict(self.own.values(deleted=False))
@@ -126,7 +126,7 @@ class DuckTable(TargetTable):
             yield pa.RecordBatch.from_arrays([texts.get(name, nothing) for name in schema.names], schema=audit_schema(schema))
 
     def _retype_what_fits(self, name: str, kind: str) -> None:
-        self._retype(name, kind, f"try_cast({quoted(name)}::varchar as {kind})")
+        self.retype(name, kind, f"try_cast({quoted(name)}::varchar as {kind})")
 
     def tell_apart(self, schema: TopicSchema, *, anew: bool = False) -> None:
         """Of equal rows that nothing tells apart any more, one stays."""
@@ -156,7 +156,7 @@ class DuckTable(TargetTable):
             )
         )
 
-    def _retype(self, name: str, kind: str, using: str) -> None:
+    def retype(self, name: str, kind: str, using: str) -> None:
         self._session.run(f"alter table {self.place.sql} alter column {quoted(name)} type {kind} using {using}")
         self.columns[name] = kind
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
+from cdc.errors import StoreError
 from cdc.model.topic import TopicField, TopicSchema
 from sinks.sql.dialect import Occupant, SqlSession, StagedRows, TargetDatabase
-from sinks.sql.names import TableSign, TargetPlace
+from sinks.sql.names import TableSign, TargetPlace, quoted
 from sinks.sql.options import Options
-from sinks.sql.postgres import kinds, table
+from sinks.sql.postgres import kinds, rights, table
 from sinks.sql.postgres.database import PostgresDatabase, PostgresSession
 from sinks.sql.postgres.staging import PostgresRows
+from sinks.sql.table import digested
 
 if TYPE_CHECKING:
     from sinks.sql.table import TargetTable
@@ -39,6 +41,12 @@ class Postgres:
     def database(self, store: str, options: Options, *, writing: bool = True) -> TargetDatabase:
         return PostgresDatabase(self, store, options, writing=writing)
 
+    def has_schema(self, session: SqlSession, name: str) -> bool:
+        return bool(session.rows("select 1 from pg_catalog.pg_namespace where nspname = :name", name=name))
+
+    def missing_rights(self, session: SqlSession, store: str, places: Sequence[TargetPlace]) -> Iterator[StoreError]:
+        return rights.missing(session, store, places)
+
     def standing(self, session: SqlSession, place: TargetPlace) -> Occupant | None:
         return table.standing(_own(session), place)
 
@@ -48,8 +56,13 @@ class Postgres:
     def table(self, session: SqlSession, place: TargetPlace) -> TargetTable:
         return table.PostgresTable(_own(session), place)
 
-    def stage(self, session: SqlSession, schema: TopicSchema, columns: Mapping[str, str]) -> StagedRows:
-        return PostgresRows(_own(session), schema, columns)
+    def index(self, session: SqlSession, place: TargetPlace, schema: TopicSchema, where: str) -> None:
+        if schema.key and not digested(schema):
+            columns = ", ".join(quoted(field.name) for field in schema.key)
+            session.run(f"create index on {place.sql} ({columns}) where {where}")
+
+    def stage(self, session: SqlSession, schema: TopicSchema, columns: Mapping[str, str], beside: Mapping[str, str]) -> StagedRows:
+        return PostgresRows(_own(session), schema, columns, beside)
 
 
 def _own(session: SqlSession) -> PostgresSession:

@@ -11,10 +11,10 @@ from typing import Final
 
 import pyarrow as pa
 
+from cdc.model.pgtypes import canonical_text
 from cdc.model.topic import TopicSchema
 from sinks.render.rowtext import row_text
-from sinks.sql.dialect import Flags
-from sinks.sql.names import GONE, quoted
+from sinks.sql.names import quoted
 from sinks.sql.postgres.database import DataRefused, PostgresSession
 from sinks.sql.postgres.kinds import TEXT
 from sinks.sql.postgres.table import as_text
@@ -27,16 +27,22 @@ class PostgresRows:
 
     sql: Final = "pg_temp.headwater_rows"
 
-    def __init__(self, session: PostgresSession, schema: TopicSchema, columns: Mapping[str, str]) -> None:
+    def __init__(
+        self, session: PostgresSession, schema: TopicSchema, columns: Mapping[str, str], beside: Mapping[str, str]
+    ) -> None:
         self._session = session
         self._schema = schema
         self._columns = dict(columns)
-        made = "".join(f"{quoted(name)} {columns[name]}, " for name in schema.names)
-        session.run(f"create temporary table {self.sql.split('.')[1]} ({made}{GONE} boolean) on commit drop")
+        self._listed = (*schema.names, *beside)
+        made = ", ".join(
+            f"{quoted(name)} {kind}" for name, kind in ({name: columns[name] for name in schema.names} | dict(beside)).items()
+        )
+        session.run(f"create temporary table {self.sql.split('.')[1]} ({made}) on commit drop")
 
-    def send(self, rows: pa.RecordBatch, gone: Flags) -> Sequence[str]:
-        texts = _with(row_text(rows, self._schema), gone)
-        listed = ", ".join(map(quoted, (*self._schema.names, GONE)))
+    def send(self, rows: pa.RecordBatch, beside: Mapping[str, pa.Array]) -> Sequence[str]:
+        own = [canonical_text(column) for column in beside.values()]
+        texts = pa.RecordBatch.from_arrays([*row_text(rows, self._schema).columns, *own], names=[*self._schema.names, *beside])
+        listed = ", ".join(map(quoted, texts.schema.names))
         statement = f"copy {self.sql} ({listed}) from stdin"
         try:
             self._session.copy_in(statement, [texts])
@@ -56,7 +62,7 @@ class PostgresRows:
 
     def _unfit(self, rows: pa.RecordBatch) -> Iterator[str]:
         """The columns with a text that is no value of their type."""
-        made = ", ".join(f"{quoted(name)} text" for name in (*self._schema.names, GONE))
+        made = ", ".join(f"{quoted(name)} text" for name in self._listed)
         self._session.run(f"create temporary table {_TEXTS.split('.')[1]} ({made}) on commit drop")
         self._session.copy_in(f"copy {_TEXTS} from stdin", [rows])
         for name in self._schema.names:
@@ -72,8 +78,3 @@ class PostgresRows:
             except DataRefused:
                 yield name
         self._session.run(f"drop table {_TEXTS}")
-
-
-def _with(texts: pa.RecordBatch, gone: Flags) -> pa.RecordBatch:
-    flags = pa.array(["f", "t"]).take(pa.array(gone.astype("int8")))
-    return pa.RecordBatch.from_arrays([*texts.columns, flags], names=[*texts.schema.names, GONE])

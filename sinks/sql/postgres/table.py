@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from cdc.model.topic import TopicSchema
 from sinks.contract import audit_schema
-from sinks.sql.dialect import Occupant, StagedRows
+from sinks.sql.dialect import Occupant, SqlSession, StagedRows
 from sinks.sql.names import GONE, IDENTITY, TableSign, TargetPlace, literal, quoted
 from sinks.sql.postgres.database import DataRefused, PostgresSession
 from sinks.sql.postgres.kinds import TEXT
@@ -22,7 +22,7 @@ _MOST_ARGUMENTS: Final = 90
 _WANTED: Final = "pg_temp.headwater_wanted"
 
 
-def standing(session: PostgresSession, place: TargetPlace) -> Occupant | None:
+def standing(session: SqlSession, place: TargetPlace) -> Occupant | None:
     """As ``Dialect.standing``; the number is the relation's OID."""
     found = session.rows(
         """select c.oid::bigint, c.relkind = 'r', pg_catalog.obj_description(c.oid, 'pg_class')
@@ -73,7 +73,7 @@ class PostgresTable(TargetTable):
         self._session.run(f"comment on table {self.place.sql} is {literal(sign.text())}")
 
     def become_text(self, name: str) -> None:
-        self._retype(name, TEXT, as_text(name, self.columns[name]))
+        self.retype(name, TEXT, as_text(name, self.columns[name]))
 
     def put(self, schema: TopicSchema, staged: StagedRows) -> None:
         names = list(schema.names)
@@ -120,14 +120,14 @@ class PostgresTable(TargetTable):
         text = f"{quoted(name)}::text"
         if self._server_version() >= _HAS_INPUT_IS_VALID:
             valid = f"pg_input_is_valid({text}, {literal(kind)})"
-            self._retype(name, kind, f"case when {valid} then {text}::{kind} end")
+            self.retype(name, kind, f"case when {valid} then {text}::{kind} end")
             return
         try:
             with self._server.attempt():
-                self._retype(name, kind, f"{text}::{kind}")
+                self.retype(name, kind, f"{text}::{kind}")
         except DataRefused:
             self._look()
-            self._retype(name, kind, f"null::{kind}")
+            self.retype(name, kind, f"null::{kind}")
 
     def tell_apart(self, schema: TopicSchema, *, anew: bool = False) -> None:
         """The primary key."""
@@ -184,7 +184,7 @@ class PostgresTable(TargetTable):
             self._version = int(self._session.rows("select current_setting('server_version_num')")[0][0])
         return self._version
 
-    def _retype(self, name: str, kind: str, using: str) -> None:
+    def retype(self, name: str, kind: str, using: str) -> None:
         self._session.run(f"alter table {self.place.sql} alter column {quoted(name)} type {kind} using {using}")
         self.columns[name] = kind
 

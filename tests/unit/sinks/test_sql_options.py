@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from cdc.errors import ConfigError
 from cdc.model.topic import TopicSchema
+from cdc.settings.file import SettingsError, load
 from sinks import make_sink, options_model
 from sinks.sql.names import TableSign, TargetPlace, place_of, quoted
 from sinks.sql.postgres.copylines import copy_lines, rows_of
@@ -34,6 +35,51 @@ def test_a_file_is_named_by_its_path() -> None:
     for url in ("duckdb:///data/my%20reports.duckdb", "duckdb:////data/my reports.duckdb"):
         options = options_model("sql").model_validate({"kind": "sql", "url": url})
         assert options.disk_path == Path("/data"), "where `cdc doctor` looks for room"
+
+
+HISTORY = """
+[source]
+dsn = "postgresql://cdc@db.internal/shop"
+[log]
+{log}
+[stores.reports]
+kind = "sql"
+url = "duckdb:///data/reports.duckdb"
+[stores.reports.tables."{pattern}"]
+history = true
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "pattern"),
+    [
+        ('cleanup = "compact"', "public.orders"),
+        ('cleanup = "delete"\nretain_hours = 1', "public.*"),
+        ('[log.tables."public.o*"]\ncleanup = "compact"', "public.orders"),
+        ('[log.tables."public.orders"]\ncleanup = "compact"', "public.*"),
+    ],
+)
+def test_a_history_of_what_the_log_lets_go_is_refused_by_its_key(tmp_path: Path, log: str, pattern: str) -> None:
+    file = tmp_path / "cdc.toml"
+    file.write_text(HISTORY.format(log=log, pattern=pattern), encoding="utf-8")
+    file.chmod(0o600)
+    with pytest.raises(SettingsError) as refused:
+        load(file, options_model)
+    (problem,) = refused.value.problems
+    assert problem.line().startswith(f"{file}: stores.reports.tables.")
+    assert ".history: needs every change of" in problem.line()
+    assert "[log.tables." in (problem.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("log", "pattern"),
+    [("", "public.orders"), ('cleanup = "compact"\n[log.tables."public.orders"]\ncleanup = "keep"', "public.orders")],
+)
+def test_a_history_of_what_the_log_keeps_is_taken(tmp_path: Path, log: str, pattern: str) -> None:
+    file = tmp_path / "cdc.toml"
+    file.write_text(HISTORY.format(log=log, pattern=pattern), encoding="utf-8")
+    file.chmod(0o600)
+    assert load(file, options_model).stores["reports"].kept_whole == {"public.orders": "history"}
 
 
 @pytest.mark.parametrize(
