@@ -26,7 +26,12 @@ LARGE: Final = ODD * (LARGE_BYTES // len(ODD.encode()))
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "where", ["redis", "redis-hash", pytest.param("warehouse", marks=[pytest.mark.spark, pytest.mark.xdist_group("spark")])]
+    "where",
+    [
+        "redis",
+        pytest.param("redis-hash", marks=pytest.mark.faults),
+        pytest.param("warehouse", marks=[pytest.mark.faults, pytest.mark.spark, pytest.mark.xdist_group("spark")]),
+    ],
 )
 def test_a_large_row_with_odd_characters_is_held_and_repaired_whole(
     postgres: Database, tmp_path: Path, where: str, request: pytest.FixtureRequest
