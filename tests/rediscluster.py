@@ -43,6 +43,11 @@ class Node:
             client.response_callbacks.clear()
             return client.execute_command(*command)
 
+    def ports_said(self) -> set[int]:
+        """The ports at which the node sends clients to others of the cluster, and to itself."""
+        lines = self.ask("CLUSTER", "NODES").decode().splitlines()
+        return {int(line.split()[1].partition("@")[0].rpartition(":")[2]) for line in lines}
+
     @property
     def id(self) -> str:
         return str(self.ask("CLUSTER", "MYID").decode())
@@ -90,6 +95,13 @@ class RedisCluster:
         replica.ask("CLUSTER", "FAILOVER", "TAKEOVER")
         until(lambda: b"role:master" in replica.ask("INFO", "replication"), "the promotion")
 
+    def announce(self, node: Node, port: int) -> None:
+        """From now on the cluster's clients are sent to this port of 127.0.0.1 for the node; 0: to its own."""
+        node.ask("CONFIG", "SET", "cluster-announce-ip", "127.0.0.1")
+        node.ask("CONFIG", "SET", "cluster-announce-port", port)
+        running = [one for one in self.nodes if one.server.running]
+        until(lambda: all((port or node.port) in one.ports_said() for one in running), "the cluster to hear of the port")
+
     def _meet(self, node: Node) -> None:
         first = self.nodes[0]
         node.ask("CLUSTER", "MEET", "127.0.0.1", first.port, first.bus_port)
@@ -117,9 +129,9 @@ class RedisCluster:
     def owner(self, slot: int) -> Node:
         """The slot's primary, as the first node that runs says it."""
         running = next(node for node in self.nodes if node.server.running)
-        for first, last, (_, port, *_), *_ in running.ask("CLUSTER", "SLOTS"):
+        for first, last, (_, _, identity, *_), *_ in running.ask("CLUSTER", "SLOTS"):
             if first <= slot <= last:
-                return next(node for node in self.nodes if node.port == port)
+                return next(node for node in self.nodes if node.server.running and node.id == identity.decode())
         raise LookupError(f"slot {slot} has no primary")
 
     def places(self) -> dict[str, Node]:

@@ -92,8 +92,8 @@ def audit(
 
 
 def have_compared_again(settings: Settings, audits: Sequence[StoreAudit]) -> None:
-    """What the continuous audit has found in tables that are whole by now is looked at once more, and not only when it is their turn. Rows that were sent
-    again have reached every store that holds the table."""
+    """Asks the continuous audit for another look at what it has found in tables that are whole by now, before their turn comes. Rows that were sent again
+    have reached every store that holds the table."""
     for name in settings.stores:
         healed = {
             table.table for one in audits for table in one.tables if table.whole and (one.store == name or table.repair is not None)

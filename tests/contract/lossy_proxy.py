@@ -10,10 +10,12 @@ import threading
 
 class LossyProxy:
     """Listens on a loopback port and forwards to ``target_port``. While ``lose_answers`` is set, the first byte of an answer
-    closes the connection instead of passing."""
+    closes the connection instead of passing. ``only_to``: only an answer to a request that holds these bytes, and not before the server has carried out all
+    that it was sent."""
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int, *, only_to: bytes = b"") -> None:
         self.target_port = target_port
+        self.only_to = only_to
         self.lose_answers = False
         self.lost = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -33,6 +35,7 @@ class LossyProxy:
 
     def _forward(self, client: socket.socket) -> None:
         with client, contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.target_port)) as server:
+            asked = not self.only_to
             while True:
                 ready, _, _ = select.select([client, server], [], [])
                 if client in ready:
@@ -40,11 +43,16 @@ class LossyProxy:
                     if not data:
                         return
                     server.sendall(data)
+                    asked = self.only_to in data
                 if server in ready:
                     data = server.recv(1 << 16)
                     if not data:
                         return
-                    if self.lose_answers:
+                    if asked and self.lose_answers:
                         self.lost += 1
+                        if self.only_to:
+                            server.shutdown(socket.SHUT_WR)
+                            while server.recv(1 << 16):
+                                pass
                         return
                     client.sendall(data)
