@@ -12,6 +12,7 @@ from typing import IO, Final
 import psycopg
 from psycopg import sql
 
+from cdc.demo import departures
 from cdc.demo.configuration import toml
 from cdc.demo.receiver import SECRET, DemoReceiver
 from cdc.demo.traffic import OUTBOX
@@ -30,13 +31,14 @@ _NOTES: Final = {
     "": "Written by the demo at every start.",
     "stores.search": "Answers questions about flights.",
     "stores.board": "The departure board: one JSON value per flight.",
+    "stores.departures": "Each departure, once, as an entry of a stream.",
     "stores.warehouse": "The delays.",
     "outbox": "What the application tells other programs, in its own transactions.",
     "stores.bus": "Those events as a stream.",
     "stores.tower": "The same as POST requests to a program that the demo runs.",
 }
 STORES: Final = ("search", "board", "warehouse")
-"""Those that hold rows."""
+"""Those that hold rows, which are compared at the end."""
 EVENT_STORES: Final = ("bus", "tower")
 STREAM: Final = "outbox.flight"
 
@@ -84,6 +86,14 @@ class Stage:
                 "stores.board.tables": {"select": ["public.flights"]},
                 'stores.board.tables."public.flights"': {"key": "flight:{id}"},
                 'stores.board.tables."public.flights".computed': {"mph": "60 * distance_miles / air_time_min"},
+                "stores.departures": {
+                    "kind": "redis-stream",
+                    "url": self.valkey.url,
+                    "tables": ["public.flights"],
+                    "stream": departures.STREAM,
+                    "when": "op = 'update' AND changed(status) AND status = 'departed'",
+                    "maxlen": 10_000,
+                },
                 "stores.warehouse": {"kind": "iceberg", "path": "warehouse", "tables": ["public.*"]},
                 "stores.bus": {"kind": "redis-stream", "url": self.valkey.url, "tables": ["outbox.*"], "begin": "start"},
                 "stores.tower": {
