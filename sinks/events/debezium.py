@@ -90,7 +90,7 @@ def _written(values: pa.Array) -> pa.Array:
 
 @lru_cache(maxsize=256)
 def _text_fields(schema: TopicSchema) -> Mapping[str, As]:
-    found = {}
+    found: dict[str, As] = {}
     for column in schema.fields:
         kind = column.structure
         if isinstance(kind, RangeOf | MultirangeOf) or (isinstance(kind, Scalar) and kind.type in _AS_TEXT):
