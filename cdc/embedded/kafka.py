@@ -16,6 +16,8 @@ from cdc.embedded.server import EmbeddedServer
 
 CLUSTER: Final = "aGVhZHdhdGVyLWthZmthLQ"
 """The id that the folder is formatted with; Kafka wants 16 bytes of base64."""
+LISTENER: Final = "CLIENTS"
+"""By this name ``settings`` say more of how clients are let in."""
 _STARTED: Final = b"Kafka Server started"
 
 _ALONE: Final = {
@@ -81,9 +83,10 @@ class Kafka(EmbeddedServer):
     def _write_settings(self) -> Path:
         own = {
             **_ALONE,
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self._controller_port}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "listeners": f"{LISTENER}://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self._controller_port}",
+            "advertised.listeners": f"{LISTENER}://127.0.0.1:{self.port}",
+            "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,{LISTENER}:PLAINTEXT",
+            "inter.broker.listener.name": LISTENER,
             "controller.quorum.voters": f"1@127.0.0.1:{self._controller_port}",
             "log.dirs": str(self.folder / "data"),
             **self._settings,

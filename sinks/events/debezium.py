@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.model.batch import LSN, OP, TS, Op, op_letters, topic_schema
 from cdc.model.display import As
@@ -27,6 +28,7 @@ from sinks.render.texts import Texts, raw_texts
 
 _AS_TEXT: Final = (ScalarType.NUMERIC, ScalarType.JSON, ScalarType.JSONB)
 _NUMBER: Final = Scalar(ScalarType.INT8)
+_TEXT: Final = Scalar(ScalarType.TEXT)
 
 
 def envelopes(changes: pa.RecordBatch, store: str, style: Style, replaced: ReplacedRows) -> Texts:
@@ -61,30 +63,34 @@ def _rows(rows: pa.RecordBatch, schema: TopicSchema, style: Style) -> Texts:
     for before, now in zip(schema.fields, meant.fields, strict=True):
         if before is not now:
             at = rows.schema.get_field_index(before.name)
-            shown = shown.set_column(at, pa.field(before.name, now.type), _number(rows.column(at)))
+            shown = shown.set_column(at, pa.field(before.name, now.type), _written(rows.column(at)))
     return plain_documents(shown, meant, _style(meant, style))
 
 
 @lru_cache(maxsize=256)
 def _meant(schema: TopicSchema) -> TopicSchema:
-    """The schema with numbers where Debezium writes such."""
+    """The schema of rows whose values are ``_written``."""
     return replace(schema, fields=tuple(map(_meant_field, schema.fields)))
 
 
 def _meant_field(column: TopicField) -> TopicField:
-    plain = pa.types.is_timestamp(column.type) and column.type.tz is None
-    if plain or pa.types.is_date32(column.type) or pa.types.is_time64(column.type):
+    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+        return replace(column, type=pa.utf8(), structure=_TEXT)
+    if pa.types.is_timestamp(column.type) or pa.types.is_date32(column.type) or pa.types.is_time64(column.type):
         return replace(column, type=pa.int64(), structure=_NUMBER)
     return column
 
 
-def _number(values: pa.Array) -> pa.Array:
+def _written(values: pa.Array) -> pa.Array:
+    """A moment as text with all six digits; anything else that has to do with time as a number."""
+    if pa.types.is_timestamp(values.type) and values.type.tz is not None:
+        return pc.strftime(values, format="%Y-%m-%dT%H:%M:%SZ")
     return values.cast(pa.int32() if pa.types.is_date32(values.type) else pa.int64()).cast(pa.int64())
 
 
 @lru_cache(maxsize=256)
 def _text_fields(schema: TopicSchema) -> Mapping[str, As]:
-    found = {}
+    found: dict[str, As] = {}
     for column in schema.fields:
         kind = column.structure
         if isinstance(kind, RangeOf | MultirangeOf) or (isinstance(kind, Scalar) and kind.type in _AS_TEXT):
@@ -108,13 +114,21 @@ def _style(schema: TopicSchema, style: Style) -> Style:
 def _source(changes: pa.RecordBatch, schema: TopicSchema, store: str, micros: pa.Array) -> list[Piece]:
     rows = len(changes)
     head = {"version": VERSION, "connector": "postgresql", "name": store}
+    place = {"schema": schema.namespace, "table": schema.name, "txId": None}
     read = changes.column(OP).to_numpy() == int(Op.READ)
-    place = {"db": "", "sequence": None, "schema": schema.namespace, "table": schema.name, "txId": None}
+    ms, us, ns = _moments(micros)
     return [
         Piece(nothing(rows), before=b',"source":' + _json(head)[:-1]),
-        *_moments(micros),
-        Piece(raw_texts(pa.array(np.where(read, "true", "false"))), before=b',"snapshot":"', after=b'",' + _json(place)[1:-1]),
-        Piece(raw_texts(changes.column(LSN).cast(pa.utf8())), before=b',"lsn":', after=b',"xmin":null}'),
+        ms,
+        Piece(raw_texts(pa.array(np.where(read, "true", "false"))), before=b',"snapshot":"', after=b'","db":"","sequence":null'),
+        us,
+        ns,
+        Piece(nothing(rows), before=b"," + _json(place)[1:-1]),
+        Piece(
+            raw_texts(changes.column(LSN).cast(pa.utf8())),
+            before=b',"lsn":',
+            after=b',"xmin":null,"origin":null,"origin_lsn":null}',
+        ),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -123,14 +123,19 @@ class Brokers:
         return found | {name: value for name, value in given.items() if value is not None} | more
 
     @contextmanager
-    def errors(self, where: str = "") -> Iterator[None]:
-        """``where``: the topic that is being spoken of. Raises TakenOver, StoreError."""
+    def errors(self, where: str = "", listen: Callable[[], object] = lambda: None) -> Iterator[None]:
+        """``where``: the topic that is being spoken of. ``listen``: has the client say what it has to report beside. Raises TakenOver, StoreError."""
         from confluent_kafka import KafkaException
 
         try:
             yield
         except KafkaException as error:
-            raise self.refused(error.args[0], where) from None
+            found = error.args[0]
+            try:
+                listen()
+            except KafkaException as worse:
+                found = worse.args[0]
+            raise self.refused(found, where) from None
 
     def refused(self, error: KafkaError, where: str = "") -> Exception:
         """Gives the error's meaning: TakenOver, or a StoreError. The client's own text may quote what was sent, so only the error's name is passed on."""

@@ -48,7 +48,7 @@ class Ledger:
 
     def read(self) -> EventStanding | None:
         """As it stands now, of transactions that were committed; None where nothing was ever. Raises StoreError."""
-        with self._brokers.errors(self.topic):
+        with self._brokers.errors(self.topic, self._listen):
             if not self._exists():
                 self.close()
                 return None
@@ -69,7 +69,7 @@ class Ledger:
         """Creates the topic where there is none, and refuses one that would forget. Raises StoreError."""
         from confluent_kafka.admin import ConfigResource, ResourceType
 
-        with self._brokers.errors(self.topic):
+        with self._brokers.errors(self.topic, self._listen):
             admin = self._admin()
             if not self._exists():
                 create(self._brokers, admin, self.topic, 1, SETTINGS)
@@ -85,7 +85,7 @@ class Ledger:
 
     def remove(self) -> None:
         """Removes the topic."""
-        with self._brokers.errors(self.topic):
+        with self._brokers.errors(self.topic, self._listen):
             if self._exists():
                 self._done(self._admin().delete_topics([self.topic], operation_timeout=self._timeout_s)[self.topic])
         self.close()
@@ -158,6 +158,10 @@ class Ledger:
                 self._brokers.settings(**more, **{"enable.partition.eof": True, "auto.offset.reset": "error"})
             )
         return self._consumer
+
+    def _listen(self) -> None:
+        if self._consumer is not None:
+            self._consumer.poll(0)
 
     def _admin(self) -> AdminClient:
         from confluent_kafka.admin import AdminClient

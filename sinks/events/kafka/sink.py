@@ -206,16 +206,17 @@ class KafkaChannel:
         """Of the brokers' errors the first that a message has met says more than what becomes of its transaction."""
         try:
             try:
-                with self._brokers.errors():
+                with self._brokers.errors(listen=self._listen):
                     yield
             except StoreError:
-                with self._brokers.errors():
-                    if self._producer is not None:
-                        self._producer.poll(0)
                 self._refuse_failed()
                 raise
         except TakenOver:
             raise self._outdone() from None
+
+    def _listen(self) -> None:
+        if self._producer is not None:
+            self._producer.poll(0)
 
     def _outdone(self) -> StoreError:
         seen = self._ledger.read()

@@ -24,10 +24,11 @@ def options(**more: Any) -> Options:
     return Options.model_validate(SERVER | more)
 
 
-def test_the_page_shows_a_store_that_there_can_be() -> None:
-    [given] = tomllib.loads(PAGE.partition("```toml\n")[2].partition("```")[0])["stores"].values()
-    found = options_model(given["kind"]).model_validate(given)
-    make_sink("bus", found).foresee([TopicSchema.of(ORDERS)])
+def test_the_page_shows_stores_that_there_can_be() -> None:
+    for text in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL):
+        [given] = tomllib.loads(text)["stores"].values()
+        found = options_model(given["kind"]).model_validate(given)
+        make_sink("bus", found).foresee([TopicSchema.of(ORDERS)])
     fields = re.search(r"has the fields ([^;]*);", PAGE.replace("\n", " "))
     assert fields
     from sinks.events.redisstream.channel import FIELDS
