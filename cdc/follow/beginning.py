@@ -21,7 +21,7 @@ from cdc.model.position import Cut, Lsn, Position
 from cdc.replay.place import before, parse_place
 from cdc.settings.models import StoreOptions
 from cdc.state import status
-from sinks import make_sink, traits_of
+from sinks import make_sink, refuse_without_rows, traits_of
 from sinks.contract import Sink
 
 
@@ -35,6 +35,7 @@ def beginning_of(log: LogReader, run_dir: Path, store: str, options: StoreOption
     if log.lineage() is None:
         raise ConfigError("there is no log yet", hint="cdc run makes one; [log] dir in cdc.toml names the place")
     after = before(log, place)
+    refuse_without_rows(store, options, "it keeps its own place in the log, and begins nowhere else")
     if not traits_of(options).passing:
         raise _keeps_its_place(run_dir, store, after, text)
     topics, head = selected(log, options.tables), log.head()

@@ -37,6 +37,14 @@ key = "order:{{id}}"
 kind = "redis"
 url = "{url}/2"
 tables = ["public.outbox"]
+[stores.bus]
+kind = "redis-stream"
+url = "{url}/3"
+stream = "all"
+begin = "start"
+[stores.bus.tables]
+select = ["outbox.*", "public.plain"]
+"public.plain" = {{ when = "op <> 'update' OR changed(n)" }}
 """
 
 
@@ -50,15 +58,15 @@ def until(condition: Callable[[], bool], what: str) -> None:
 def test_stores_hold_events_and_not_the_table(postgres: Database, valkey: Cache, tmp_path: Path) -> None:
     connection = postgres.connect()
     connection.execute(CREATE)
-    connection.execute("create table plain (id int primary key)")
+    connection.execute("create table plain (id int primary key, n int, other int)")
     path = tmp_path / "cdc.toml"
     server = valkey.url.rpartition("/")[0]
     path.write_text(FILE.format(dsn=postgres.dsn, url=server))
     path.chmod(0o600)
     settings = load(path, options_model)
-    every, events, table = (redis.Redis.from_url(f"{server}/{number}", decode_responses=True) for number in range(3))
+    every, events, table, bus = (redis.Redis.from_url(f"{server}/{number}", decode_responses=True) for number in range(4))
     with service(settings):
-        connection.execute("insert into plain values (1)")
+        connection.execute("insert into plain values (1, 1, 1)")
         with connection.transaction():
             ids = [str(emit(connection, "order.placed", 7, {"n": number}, {"who": "me"})) for number in range(3)]
             other = str(emit(connection, "bill.sent", 8, {}))
@@ -72,6 +80,16 @@ def test_stores_hold_events_and_not_the_table(postgres: Database, valkey: Cache,
         assert every.exists(f"outbox.bill:{other}") == 1
         assert every.keys("public.outbox*") == []
         # Rows are removed from the table, and from a store that holds the table; events stay.
+        connection.execute("update plain set other = 2")
+        connection.execute("update plain set n = 2")
+        until(lambda: bus.xlen("all") == 6, "what goes on to others")
+        handed = [fields for _, fields in bus.xrange("all")]
+        assert [one["id"] for one in handed if one["topic"].startswith("outbox.")] == [*ids, other]
+        changes = [json.loads(one["body"]) for one in handed if one["topic"] == "public.plain"]
+        assert [(one["before"], one["after"]) for one in changes] == [
+            (None, {"id": 1, "n": 1, "other": 1}),  # an insert, or read by the snapshot
+            ({"id": 1, "n": 1, "other": 2}, {"id": 1, "n": 2, "other": 2}),
+        ]
         until(lambda: connection.execute("select from outbox").rowcount == 0, "the rows to be removed")
         until(lambda: table.keys("public.outbox:*") == [], "the rows to be removed from the store")
         assert len(events.keys("order:*")) == 3
