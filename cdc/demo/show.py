@@ -28,6 +28,9 @@ def welcome(stage: Stage, python: str) -> str:
   Cache: the departure board
     {board_command(stage, python)}
 
+  Stream: the latest departures, as events
+    {departures_command(stage, python)}
+
   Warehouse: delays by airline (starts Spark: some seconds)
     {warehouse_command(stage, python)}
 """
@@ -40,6 +43,10 @@ def search_command(stage: Stage) -> str:
 
 def board_command(stage: Stage, python: str) -> str:
     return f"{python} -m cdc.demo.board {stage.valkey.url}"
+
+
+def departures_command(stage: Stage, python: str) -> str:
+    return f"{python} -m cdc.demo.departures {stage.valkey.url}"
 
 
 def warehouse_command(stage: Stage, python: str) -> str:

@@ -12,6 +12,7 @@ from typing import IO, Final
 import psycopg
 from psycopg import sql
 
+from cdc.demo import departures
 from cdc.demo.configuration import toml
 from cdc.embedded import EmbeddedError
 from cdc.embedded.cache import write_whole
@@ -28,9 +29,11 @@ _NOTES: Final = {
     "": "Written by the demo at every start.",
     "stores.search": "Answers questions about flights.",
     "stores.board": "The departure board: one JSON value per flight.",
+    "stores.departures": "Each departure, once, as an entry of a stream.",
     "stores.warehouse": "The delays.",
 }
 STORES: Final = ("search", "board", "warehouse")
+"""Those that hold rows, which are compared at the end."""
 
 
 @dataclass(slots=True)
@@ -71,6 +74,14 @@ class Stage:
                     "tables": ["public.flights", "public.airports", "public.airlines"],
                 },
                 "stores.board": {"kind": "redis", "url": self.valkey.url, "tables": ["public.flights"], "key": "flight:{id}"},
+                "stores.departures": {
+                    "kind": "redis-stream",
+                    "url": self.valkey.url,
+                    "tables": ["public.flights"],
+                    "stream": departures.STREAM,
+                    "when": "op = 'update' AND changed(status) AND status = 'departed'",
+                    "maxlen": 10_000,
+                },
                 "stores.warehouse": {"kind": "iceberg", "path": "warehouse", "tables": ["public.*"]},
                 "http": {"listen": f"127.0.0.1:{self.http_port}"},
             },

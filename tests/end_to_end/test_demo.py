@@ -18,14 +18,16 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from cdc.demo import board, daemon, firstload, kernels, show, tour, traffic, verdict
+from cdc.demo import board, daemon, departures, firstload, kernels, show, tour, traffic, verdict
 from cdc.demo.__main__ import main
 from cdc.demo.daemon import Daemon
 from cdc.demo.flights import Airport, FlightEvent, load
 from cdc.demo.milestones import Milestones
 from cdc.demo.stage import STORES, set_up
 from cdc.errors import WaitTimeout
+from cdc.settings.file import load as load_settings
 from cdc.state.status import read_follower
+from sinks import options_model
 from tests.conftest import Database
 
 
@@ -193,7 +195,8 @@ def test_the_stage_starts_in_a_second_and_keeps_what_it_had(opensearch: object, 
         configuration = tomllib.loads(here.configuration.read_text())
         assert configuration["source"]["dsn"] == here.dsn
         assert folder.stat().st_mode & 0o077 == 0, "what the servers hold is nobody else's to read"
-        assert tuple(configuration["stores"]) == STORES
+        assert {*configuration["stores"]} == {*STORES, "departures"}
+        assert {*load_settings(here.configuration, options_model).stores} == {*STORES, "departures"}
         with pytest.raises(Exception, match="another demo runs"):
             set_up(folder, fresh=False, say=said.append)
         text = show.welcome(here, "python")
@@ -405,6 +408,13 @@ def test_the_board_shows_the_next_departures_first() -> None:
     ).splitlines()
     assert [line.split()[3] for line in shown[1:]] == ["3", "2"]
     assert shown[1].startswith("2013-12-01 09:30  UA 3")
+
+
+def test_departures_are_shown_as_they_come() -> None:
+    after = {"carrier": "UA", "number": 215, "origin": "EWR", "dest": "SEA"}
+    body = json.dumps({"op": "update", "before": None, "after": after})
+    shown = departures.departures([("6088-0", {"time": "2026-11-27T11:53:28.5Z", "body": body})]).splitlines()
+    assert shown[1] == "2026-11-27 11:53:28  6088-0        UA 215   EWR → SEA"
 
 
 @pytest.mark.parametrize("arguments", [["--json"], ["--seconds", "0"], ["--rate", "-1"], ["--nonsense"]])
