@@ -103,7 +103,7 @@ def test_no_event_is_lost(point: str, kind: CrashKind, nth: int, receiver: Scrip
     for one in receiver.received:
         bodies[one.id].add(one.body)
         taken[json.loads(one.body)["after"]["id"]].append(int(one.id.partition(":")[2]))
-    assert sorted(bodies, key=lambda one: int(one.partition(":")[2])) == [f"public.orders:{at}" for at in range(1, expected + 1)]
+    assert sorted(bodies, key=lambda one: int(one.partition(":")[2])) == [f"public%2Eorders:{at}" for at in range(1, expected + 1)]
     assert {len(one) for one in bodies.values()} == {1}
     for positions in taken.values():
         assert list(dict.fromkeys(positions)) == sorted(set(positions)), "out of order"

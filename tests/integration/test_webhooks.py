@@ -153,7 +153,7 @@ def test_changes_of_a_table_go_in_the_order_of_each_row(stage: Stage) -> None:
     stage.follow()
     found = [json.loads(one.body) for one in stage.receiver.received]
     assert [one["op"] for one in found if (one["after"] or one["before"])["id"] == 7] == ["insert", "update", "delete"]
-    assert {one.id for one in stage.receiver.received} == {f"public.orders:{at}" for at in range(1, 5)}
+    assert {one.id for one in stage.receiver.received} == {f"public%2Eorders:{at}" for at in range(1, 5)}
 
 
 def test_nothing_comes_twice_when_the_follower_ends_and_begins_again(stage: Stage) -> None:

@@ -348,7 +348,7 @@ class WebhookChannel:
             self._letters.add(fresh)
 
 
-_GONE: Final = "the log no longer has this change"
+_GONE: Final = "the log no longer has this change, or the store no longer asks for it (`when`)"
 
 
 def _at(letter: Letter) -> At:

@@ -56,6 +56,8 @@ class Receiver:
             )
         except (HTTPError, OSError) as error:
             return silent(_why(error))
+        except ValueError:
+            return RequestVerdict(RequestFate.REFUSED, "no request can be made of it")
         found = verdict_of(answer.status, answer.headers.get("retry-after"), self._now())
         with suppress(HTTPError, OSError, ValueError):
             _let_go(answer)

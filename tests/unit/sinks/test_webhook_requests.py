@@ -10,7 +10,7 @@ from email.utils import formatdate
 import pytest
 
 from sinks.events.webhook.address import Unaddressed, parsed
-from sinks.events.webhook.signature import key_of, signed
+from sinks.events.webhook.signature import header_id, key_of, signed
 from sinks.events.webhook.verdict import AGAIN_S, RequestFate, pause_of, verdict_of
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -25,6 +25,15 @@ def test_the_signature_is_the_one_that_standard_webhooks_publishes() -> None:
         "webhook-timestamp": "1614265330",
         "webhook-signature": "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=",
     }
+
+
+def test_an_id_is_printable_and_moves_no_bound_of_what_is_signed() -> None:
+    assert header_id("0190-ab") == "0190-ab"
+    assert header_id("a.1700000000") == "a%2E1700000000"
+    assert header_id("a\r\nHost: evil ü") == "a%0D%0AHost:%20evil%20%C3%BC"
+    assert header_id("x" * 300) != header_id("x" * 301)
+    assert len(header_id("ü" * 300)) < 80
+    assert "." not in signed("a.b", 1.0, b"", [])["webhook-id"]
 
 
 def test_each_secret_signs_the_exact_bytes() -> None:
