@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from cdc.kernels.jit import instruction
+from cdc.kernels.jit import inlined, instruction
+
+BLOCK: Final = 16
+"""Bytes that are moved at once."""
 
 
 def _copied(_context: Any, out: Any, at: Any, source: Any, start: Any, size: Any) -> Any:  # noqa: ARG001
@@ -30,3 +33,35 @@ def _sliced(out: Any, at: int, source: Any, start: int, size: int) -> int:
 
 copied = instruction(_copied, _sliced)
 """(out, at, source, start, size): writes these bytes of ``source`` at ``at``, and returns where they end."""
+
+
+def _sixteen(_context: Any, out: Any, at: Any, source: Any, start: Any) -> Any:  # noqa: ARG001
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        into, where, data, first = arguments
+        target = context.make_array(signature.args[0])(context, builder, into).data
+        origin = context.make_array(signature.args[2])(context, builder, data).data
+        block = ir.VectorType(ir.IntType(8), BLOCK).as_pointer()
+        found = builder.load(builder.bitcast(builder.gep(origin, [first]), block), align=1)
+        builder.store(found, builder.bitcast(builder.gep(target, [where]), block), align=1)
+        return context.get_dummy_value()
+
+    return types.none(out, types.int64, source, types.int64), generate
+
+
+def _block_sliced(out: Any, at: int, source: Any, start: int) -> None:
+    out[at : at + BLOCK] = source[start : start + BLOCK]
+
+
+_block_copied = instruction(_sixteen, _block_sliced)
+
+
+@inlined
+def short_copied(out: Any, at: Any, source: Any, start: Any, size: Any) -> Any:
+    """As ``copied``, faster for a few bytes: whole blocks are written, so ``BLOCK`` bytes of ``out`` behind these may be anything afterwards, and have to be there."""
+    if start + size + BLOCK <= len(source):
+        for k in range(0, size, BLOCK):
+            _block_copied(out, at + k, source, start + k)
+        end = at + size
+    else:
+        end = copied(out, at, source, start, size)
+    return end

@@ -1,4 +1,5 @@
-"""Every row of a table as it stands in the store, for the audit: pages of keys and their values are asked for ahead, and some pages read by columns together.
+"""Every row of a table as it stands in the store, for the audit: the keys first, many at a time; then their values, which are asked for ahead, in pages of which
+some are read by columns together.
 
 While some pages are read here another thread takes the next from the server, which is always at work on one. Behind each page's values stands the ledger: where it is there, so were the rows. (In one
 transaction with them it would say no more, as the store may lose all of it before one, too, and have another ledger; and what reads each hash by itself costs
@@ -19,11 +20,12 @@ import pyarrow as pa
 from sinks.cache import ledger
 from sinks.cache.answerkernels import NOTHING, gathered, line_at, texts_at
 from sinks.cache.keytemplate import TableKeys
+from sinks.cache.nameorder import put_in_order
 from sinks.cache.rowreader import READ_KEYS, SCAN_COUNT, pattern_of
 from sinks.cache.seenkeys import SeenKeys
 from sinks.cache.server import Server
 from sinks.cache.values import Answers, Form, Mask
-from sinks.cache.wire import command, refuse_error
+from sinks.cache.wire import RedisWire, command, refuse_error
 from sinks.render.documentcolumns import Read
 from sinks.render.jsonkernels import Bytes
 from sinks.render.texts import Texts, readonly
@@ -32,6 +34,11 @@ PAGE_BYTES: Final = 4 << 20
 """Values that are asked for at once, about; two pages are under way, and twice as much is here."""
 READ_ROWS: Final = 8192
 """Read together, where they are not more than ``PAGE_BYTES``: what a call takes whatever the number of rows is little beside them."""
+PAGE_KEYS: Final = 2000
+"""Asked for at once at most."""
+TOGETHER_BYTES: Final = 48 << 20
+"""Names that are put in order together, about: two million short ones."""
+_UNDER_WAY: Final = 2
 _FIRST_COUNT: Final = 100
 _FEWEST: Final = 10
 _LOG: Final = ledger.LOOK[0]
@@ -82,36 +89,49 @@ def pages(server: Server, store: str, keys: TableKeys, form: Form) -> Iterator[P
 def _answered(server: Server, store: str, keys: TableKeys, form: Form) -> Generator[Sequence[_AnsweredPage], None, None]:
     """What is read together, as it has come."""
     look = command("HMGET", ledger.key_of(store), _LOG)
-    seen, count = SeenKeys(), _FIRST_COUNT
-    awaited: deque[_AskedPage | None] = deque([None])
+    asked: deque[_AskedPage] = deque()
     unread: list[_AnsweredPage] = []
+    count, at_once = _FIRST_COUNT, READ_KEYS
     with server.reading() as wire:
-        wire.send(_scan(b"0", keys.prefix, count))
-        while awaited:
-            asked = awaited.popleft()
-            if asked is not None:
-                unread.append(answered := _AnsweredPage(asked, np.frombuffer(wire.answers(len(asked.counts) + 1), np.uint8)))
-                count = int(min(max(PAGE_BYTES * len(asked.names) // len(answered.data), _FEWEST), SCAN_COUNT))
+        for names in _names(wire, keys.prefix):
+            at = 0
+            while at < len(names) or asked:
+                while at < len(names) and len(asked) < _UNDER_WAY:
+                    some = names.slice(at, count)
+                    at += len(some)
+                    wire.send(form.questions(some, at_once) + look)
+                    asked.append(_AskedPage(some, form.counts(len(some), at_once)))
+                page = asked.popleft()
+                unread.append(answered := _AnsweredPage(page, np.frombuffer(wire.answers(len(page.counts) + 1), np.uint8)))
+                count = int(min(max(PAGE_BYTES * len(page.names) // len(answered.data), _FEWEST), PAGE_KEYS))
+                at_once = min(count, READ_KEYS)
                 if (
                     sum(len(page.asked.names) for page in unread) >= READ_ROWS
                     or sum(len(page.data) for page in unread) >= PAGE_BYTES
                 ):
                     yield unread
                     unread = []
-                continue
-            cursor, found = page_of(np.frombuffer(wire.answers(1), np.uint8))
-            request = b""
-            if cursor != b"0":
-                request = _scan(cursor, keys.prefix, count)
-                awaited.append(None)
-            if len(fresh := seen.fresh(found)):
-                at_once = min(count, READ_KEYS)
-                request += form.questions(fresh, at_once) + look
-                awaited.append(_AskedPage(fresh, form.counts(len(fresh), at_once)))
-            if request:
-                wire.send(request)
     if unread:
         yield unread
+
+
+def _names(wire: RedisWire, prefix: str) -> Iterator[pa.Array]:
+    """The names (large_binary) of the keys below the prefix, each once: many at a time, and these in the order in which their rows were probably written."""
+    seen, behind = SeenKeys(), len(prefix.encode())
+    cursor, there, size = b"", list[pa.Array](), 0
+    wire.send(_scan(b"0", prefix))
+    while cursor != b"0":
+        cursor, found = page_of(np.frombuffer(wire.answers(1), np.uint8))
+        together = size < TOGETHER_BYTES and cursor != b"0"
+        if together:
+            wire.send(_scan(cursor, prefix))
+        there.append(seen.fresh(found))
+        size += int(there[-1].nbytes)
+        if not together:
+            yield put_in_order(pa.concat_arrays(there), behind)
+            there, size = [], 0
+            if cursor != b"0":
+                wire.send(_scan(cursor, prefix))
 
 
 def page_of(answer: Bytes) -> tuple[bytes, pa.Array]:
@@ -127,8 +147,8 @@ def page_of(answer: Bytes) -> tuple[bytes, pa.Array]:
     return cursor, Texts(*gathered(answer, starts, stops)).to_array()
 
 
-def _scan(cursor: bytes, prefix: str, count: int) -> bytes:
-    return command("SCAN", cursor, "MATCH", pattern_of(prefix), "COUNT", count)
+def _scan(cursor: bytes, prefix: str) -> bytes:
+    return command("SCAN", cursor, "MATCH", pattern_of(prefix), "COUNT", SCAN_COUNT)
 
 
 def _read(pages: Sequence[_AnsweredPage], keys: TableKeys, form: Form) -> Page:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from cdc.kernels.jit import kernel
+from cdc.kernels.windows import WINDOW, first_of, looked_for
 from sinks.render.tokenkernels import (
     BACKSLASH,
     CLOSE,
@@ -29,6 +30,7 @@ from sinks.render.tokenkernels import (
     LOWER_U,
     MINUS,
     NEWLINE,
+    NINE,
     NOT_A_NUMBER,
     NULL,
     OPEN,
@@ -77,6 +79,8 @@ DEPTH_MAX: Final = 32
 PLACES_MAX: Final = 300
 """A number that a double holds has fewer decimal places."""
 UNREAD: Final = -1
+_SHORT_NUMBER: Final = 40
+_ends_plain = looked_for((QUOTE, BACKSLASH), SPACE)
 
 
 @kernel
@@ -259,18 +263,41 @@ def object_members(data: Any, starts: Any, stops: Any, labels: Any, ends: Any, s
             continue
         likely = 0
         whole = False
-        at = behind_space(data, at + 1, end)
+        at += 1
+        if at < end and data[at] <= SPACE:
+            at = behind_space(data, at, end)
         while at < end and data[at] == QUOTE:
             column = _member_of(data, at, end, labels, ends, likely)
             if column < 0:
                 break
             at += ends[column + 1] - ends[column]
             likely = column + 1 if column + 1 < columns else 0
-            at = behind_space(data, at, end)
+            if at < end and data[at] <= SPACE:
+                at = behind_space(data, at, end)
             if at >= end or data[at] != COLON:
                 break
-            start = behind_space(data, at + 1, end)
-            at, token = value_end(data, start, end, True)
+            start = at + 1
+            if start < end and data[start] <= SPACE:
+                start = behind_space(data, start, end)
+            at = UNREAD
+            token = NO_MEMBER
+            if start < end and data[start] == QUOTE:
+                if start + 1 + WINDOW <= len(data):
+                    found = _ends_plain(data, start + 1)
+                    stop = start + 1 + first_of(found | np.uint64(1 << 63))
+                    if stop < end and data[stop] == QUOTE:
+                        at = stop + 1
+                        token = IS_STRING
+            elif start < end and ZERO < data[start] <= NINE:
+                stop = start + 1
+                while stop < end and ZERO <= data[stop] <= NINE:
+                    stop += 1
+                # What follows it says that it has neither a fraction nor an exponent.
+                if stop < end and stop - start <= _SHORT_NUMBER and (data[stop] == COMMA or data[stop] == CLOSE):
+                    at = stop
+                    token = IS_WHOLE
+            if at < 0:
+                at, token = value_end(data, start, end, True)
             if at < 0:
                 break
             if tokens[row, column] != NO_MEMBER:
@@ -279,7 +306,8 @@ def object_members(data: Any, starts: Any, stops: Any, labels: Any, ends: Any, s
             spans[row, column, 0] = start + quotes
             spans[row, column, 1] = at - quotes
             tokens[row, column] = token
-            at = behind_space(data, at, end)
+            if at < end and data[at] <= SPACE:
+                at = behind_space(data, at, end)
             if at >= end:
                 break
             if data[at] == CLOSE:
@@ -287,7 +315,9 @@ def object_members(data: Any, starts: Any, stops: Any, labels: Any, ends: Any, s
                 break
             if data[at] != COMMA:
                 break
-            at = behind_space(data, at + 1, end)
+            at += 1
+            if at < end and data[at] <= SPACE:
+                at = behind_space(data, at, end)
         left[row] = not whole
     return left
 
