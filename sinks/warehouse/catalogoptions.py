@@ -72,10 +72,6 @@ class CatalogOptions(StoreOptions):
             return self
         if self.uri is None:
             raise ValueError(f'catalog = "{self.catalog}" needs `uri`')
-        if self.pointer is not None:
-            raise ValueError(
-                f'catalog = "{self.catalog}" knows no `pointer`: its readers ask the catalog, and `cdc bootstrap` builds in place'
-            )
         if self.uri.get_secret_value().startswith(_SQL) != (self.catalog == "sql"):
             raise ValueError(f'`uri` is not an address of catalog = "{self.catalog}"')
         if self.catalog == "sql":
