@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
+
+from py4j.protocol import Py4JError, Py4JJavaError
 
 from cdc.errors import StoreError
 from cdc.model.lineage import Mark
 from sinks.warehouse.columns import Add, Change, Drop, IcebergField, Rename, Widen, parse_schema
 from sinks.warehouse.disk import Lacking
-from sinks.warehouse.failures import Vanished, commit_errors, errors
+from sinks.warehouse.failures import CommitConflict, Vanished, commit_errors, errors, java_name
 from sinks.warehouse.java import Java
 from sinks.warehouse.marks import EPOCH_KEY, SOURCE_KEY, Signed
 from sinks.warehouse.storage import Storage
@@ -296,8 +299,9 @@ class IcebergTable(ABC):
             return Pending(pending.java, parse_schema(self._use.schema_parser.toJson(pending.java.table().schema())))
 
     def commit(self, pending: Pending, changes: Changes, signed: Signed, properties: Mapping[str, str]) -> None:
-        """Makes everything durable at once, as a snapshot of its own also when no row changes. Raises CommitConflict or CommitUnknown
-        (then refresh and look again), and StoreError, not retryable, where a file that the table needs was deleted."""
+        """Makes everything durable at once, as a snapshot of its own also when no row changes. Raises CommitConflict (also where anybody has committed
+        anything since the table was looked at last) or CommitUnknown (then refresh and look again), and StoreError, not retryable, where a file that the
+        table needs was deleted."""
         try:
             with commit_errors():
                 update = self._update(pending.java, changes).scanManifestsWith(self._use.directly)
@@ -308,11 +312,37 @@ class IcebergTable(ABC):
                 for key, value in {**signed.properties(), **properties}.items():
                     set_properties.set(key, value)
                 set_properties.commit()
-                pending.java.commitTransaction()
+                self._replace_what_was_seen(pending.java)
         except Vanished:
             self.files()  # raises what no waiting brings back
             raise
         self._committed()
+
+    def _replace_what_was_seen(self, transaction: Any) -> None:
+        """Iceberg's own end of a transaction looks again, and commits over what it finds there as long as no file contradicts: so a writer that slept would
+        set back a mark, and a merge would win over rows."""
+        base, made = transaction.startMetadata(), transaction.currentMetadata()
+        try:
+            if base.metadataFileLocation() != self._seen.file:
+                raise CommitConflict
+            self._operations.commit(base, made)
+        except CommitConflict:
+            self._remove_manifests(base, made)
+            raise
+        except Py4JJavaError as error:
+            if java_name(error) == "CommitFailedException":
+                self._remove_manifests(base, made)
+            raise
+
+    def _remove_manifests(self, base: Any, made: Any) -> None:
+        """Removes the lists of files that a refused commit has written. Nobody needs them, and nobody knows them but us."""
+        snapshot, io, before = made.currentSnapshot(), self._java.io(), base.currentSnapshot()
+        if snapshot is None or (before is not None and before.snapshotId() == snapshot.snapshotId()):
+            return
+        with suppress(Py4JError, OSError, StoreError):
+            known = set() if before is None else {one.path() for one in before.allManifests(io)}
+            for path in ({one.path() for one in snapshot.allManifests(io)} - known) | {snapshot.manifestListLocation()}:
+                self.storage.remove(local(path))
 
     def _committed(self) -> None:
         """A commit of ours was taken, which a table that is opened again says, too: whatever fails from here on is tried again."""
@@ -381,11 +411,13 @@ class IcebergTable(ABC):
             self._operations.commit(base, base.replaceProperties(given))
         self._committed()
 
-    def expire(self, older_than_ms: int) -> None:
+    def expire(self, older_than_ms: int, kept: Set[int] = frozenset()) -> None:
         """Forgets snapshots older than that, and deletes the files that only they needed: not before the metadata without them is durable, for
-        a power cut brings the former back."""
+        a power cut brings the former back. ``kept``: the ids of snapshots that stay, with all that came after them."""
         with errors("look for what has expired"):
             unneeded, keep = self._use.values.kept()
+            found = [snapshot for one in kept if (snapshot := self._operations.current().snapshot(one)) is not None]
+            older_than_ms = min([older_than_ms, *(snapshot.timestampMillis() for snapshot in found)])
         with commit_errors():
             expiry = self._java.expireSnapshots().expireOlderThan(older_than_ms).retainLast(2)
             expiry.cleanExpiredFiles(True).deleteWith(keep).commit()

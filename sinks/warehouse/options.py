@@ -42,6 +42,10 @@ class Options(CatalogOptions):
     keep_snapshots_s: int = Field(600, ge=0)
     """How long old snapshots stay readable."""
 
+    cuts: bool = False
+    """A table `headwater.cuts` beside the others, with a row for each commit of the last `keep_snapshots_s`: its position and time, and the snapshot of each
+    table that holds it, so that several tables can be read as of one moment ([warehouse.md](warehouse.md#several-tables-at-one-moment))."""
+
     @model_validator(mode="after")
     def _readers_find_the_pointer_outside(self) -> Self:
         if self.pointer is not None and self.catalog != "hadoop":

@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -14,6 +14,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 _LOCK: Final = ".lock"
+_PIN: Final = "pin-"
 
 
 class Scratch:
@@ -44,6 +45,26 @@ class Scratch:
                 self._folder.mkdir(exist_ok=True)  # the disk may have been full in the middle of an attempt before this one
                 self._lock = _locked(self._folder / _LOCK)
         return self._folder
+
+    @contextmanager
+    def pinned(self, snapshot: int | None) -> Iterator[None]:
+        """Whoever keeps the tables up leaves this snapshot as it is meanwhile. Without a right to write here there is only its age that protects it."""
+        pin: Path | None = None
+        with suppress(OSError):
+            if snapshot is not None:
+                pin = self.folder() / f"{_PIN}{snapshot}-{uuid4().hex}"
+                pin.touch()
+        try:
+            yield
+        finally:
+            if pin is not None:
+                with suppress(OSError):
+                    pin.unlink(missing_ok=True)
+
+    def pins(self) -> set[int]:
+        """The snapshots that living processes have pinned, this one's among them."""
+        found = [path for path in self._home.glob(f"*/{_PIN}*") if self.lives(path.parent.name)]
+        return {int(path.name.removeprefix(_PIN).partition("-")[0]) for path in found}
 
     def sweep(self) -> None:
         """Removes what owners that are gone have left behind."""

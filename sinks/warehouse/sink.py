@@ -299,6 +299,8 @@ class Warehouse:
             self._staging.drop(name)
         self._staging.clear()
         nothing = self._mark_the_others(signed)
+        if tables.cuts is not None:
+            tables.cuts.record(signed, tables.snapshots(extent.selected().values()))
         with self._register.committing(self._parts.number) if self._generation is None else nullcontext():
             ledger.record(signed, nothing)
         self._applied = extent.holds = cut
@@ -342,8 +344,8 @@ class Warehouse:
     def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
         place = self._opened()[2].newest(schema)
         if place is not None:
-            with _disk_errors("read", partial(refuse_missing, place)):
-                yield from live_rows(place, schema, self._scratch)
+            with _disk_errors("read", partial(refuse_missing, place)), self._scratch.pinned(place.iceberg.snapshot):
+                yield from live_rows(place, schema)
 
     def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
         tables = self._opened()[2]

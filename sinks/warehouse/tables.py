@@ -8,6 +8,7 @@ from cdc.errors import StoreError
 from cdc.model.topic import TopicSchema
 from sinks.warehouse.catalog import Catalog, IcebergTable
 from sinks.warehouse.columns import first_schema
+from sinks.warehouse.cuts import CutsTable
 from sinks.warehouse.leftovers import Leftovers
 from sinks.warehouse.marks import SOURCE_KEY, STORE_KEY, TABLE_KEY, Signed
 from sinks.warehouse.names import place_of
@@ -29,6 +30,9 @@ class WarehouseTables:
         self._keys = keys
         self._scratch = scratch
         self._writing = writing
+        self.cuts: CutsTable | None = None
+        if options.cuts and writing:
+            self.cuts = CutsTable(store, options.namespace, catalog, scratch.owner, options.keep_snapshots_s)
 
     def __iter__(self) -> Iterator[TablePlace]:
         return iter(self.places.values())
@@ -57,6 +61,19 @@ class WarehouseTables:
             )
         return found
 
+    def snapshots(self, schemas: Iterable[TopicSchema]) -> dict[str, int]:
+        """Table, with its namespace → the snapshot that it stands at."""
+        found = {}
+        for schema in schemas:
+            place = self.places.get(schema.topic)
+            if place is not None and place.iceberg.snapshot is not None:
+                namespace, name = self.path(schema)
+                found[".".join((*namespace, name))] = place.iceberg.snapshot
+        return found
+
+    def _read_by_somebody(self) -> set[int]:
+        return self._scratch.pins() | (set() if self.cuts is None else self.cuts.snapshots())
+
     def newest(self, schema: TopicSchema) -> TablePlace | None:
         """The table's place at its newest snapshot, to be read; None when the warehouse has no such table."""
         found = self._catalog.load(*self.path(schema))
@@ -78,7 +95,7 @@ class WarehouseTables:
         if self._writing:
             table.sync_all()  # the next ledger counts on what was found here
         place = self.places[source] = TablePlace(table, self._options, self._keys, self._scratch.owner)
-        self.upkeep[source] = Upkeep(place, self._options, Leftovers(place, self._scratch.lives))
+        self.upkeep[source] = Upkeep(place, self._options, Leftovers(place, self._scratch.lives), self._read_by_somebody)
 
 
 def refuse_missing(place: TablePlace) -> None:

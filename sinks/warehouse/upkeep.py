@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final
 
 import numpy as np
@@ -53,8 +53,10 @@ def _within(tier: Sequence[Live], limit_bytes: int) -> list[Live]:
 class Upkeep:
     """One place's upkeep."""
 
-    def __init__(self, place: TablePlace, options: Options, leftovers: Leftovers) -> None:
+    def __init__(self, place: TablePlace, options: Options, leftovers: Leftovers, kept: Callable[[], Set[int]]) -> None:
+        """``kept``: gives the snapshots that somebody reads, whatever their age."""
         self._place = place
+        self._kept = kept
         self._leftovers = leftovers
         self._options = options
         self._expired_at = time.monotonic()
@@ -68,7 +70,7 @@ class Upkeep:
                 self._place.merge([one.file.path for one in chosen], merged, signed)
             if time.monotonic() - self._expired_at > _EXPIRE_EVERY_S:
                 self._expired_at = time.monotonic()
-                self._place.iceberg.expire(int((self._now() - self._options.keep_snapshots_s) * 1000))
+                self._place.iceberg.expire(int((self._now() - self._options.keep_snapshots_s) * 1000), self._kept())
         except (CommitConflict, CommitUnknown):
             # The table is whole either way; the next commit looks at it afresh.
             self._place.look_again()

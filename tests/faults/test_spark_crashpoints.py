@@ -137,7 +137,7 @@ def check(follow: Follow, written: Written) -> None:
 
 
 def warehouse_of(folder: Path, written: Written) -> Follow:
-    return Follow(folder, written.folder / "log", kind="iceberg", path=folder / "warehouse", batch_rows=400)
+    return Follow(folder, written.folder / "log", kind="iceberg", path=folder / "warehouse", batch_rows=400, cuts=True)
 
 
 def test_no_point_is_forgotten() -> None:
@@ -192,7 +192,9 @@ def test_on_sparks_workers(point: str, kind: CrashKind, opensearch: OpenSearch, 
 @pytest.mark.parametrize("point", points.of("warehouse"))
 def test_an_error_in_this_process(point: str, written: Written, tmp_path: Path) -> None:
     """What an error leaves behind, a new sink meets."""
-    options = options_model("iceberg").model_validate({"kind": "iceberg", "path": str(tmp_path / "warehouse"), "batch_rows": 400})
+    options = options_model("iceberg").model_validate(
+        {"kind": "iceberg", "path": str(tmp_path / "warehouse"), "batch_rows": 400, "cuts": True}
+    )
     with closing(EmbeddedLogReader(written.folder / "log")) as reader:
         with armed(f"{point}=error") as fault, suppress(Fault):
             apply_all(options, reader, written, tmp_path)
@@ -208,7 +210,9 @@ def test_an_error_in_this_process(point: str, written: Written, tmp_path: Path) 
 @pytest.mark.parametrize("point", points.of("rebuild"))
 def test_an_error_while_a_store_is_built_again(point: str, written: Written, tmp_path: Path) -> None:
     """Between the request, the emptying of each table and of all, and the opening: the next follower does it again."""
-    options = options_model("iceberg").model_validate({"kind": "iceberg", "path": str(tmp_path / "warehouse"), "batch_rows": 400})
+    options = options_model("iceberg").model_validate(
+        {"kind": "iceberg", "path": str(tmp_path / "warehouse"), "batch_rows": 400, "cuts": True}
+    )
     with closing(EmbeddedLogReader(written.folder / "log")) as reader:
         apply_all(options, reader, written, tmp_path)
         rebuilds.request(tmp_path / "run", "store", StopState.DIVERGED)

@@ -114,7 +114,7 @@ def test_the_warehouse_is_read_as_printed(spark: Any, tmp_path: Path) -> None:
         writer.commit(Lsn(4), 4)
     options = warehouse.Options(kind="iceberg", path=tmp_path / "var" / "warehouse")
     run_followers(tmp_path / "log", tmp_path / "run", {"warehouse": options}, until_caught_up=True, stop=threading.Event())
-    with_spark, with_python = blocks("warehouse", "python")
+    with_spark, with_python, *_ = blocks("warehouse", "python")
     done = subprocess.run([sys.executable, "-c", with_spark], cwd=tmp_path, capture_output=True, text=True, check=True)
     counted, snapshots = done.stdout.split("+\n\n")[:2]
     assert re.search(r"\|\s+2\|", counted), done.stdout

@@ -14,11 +14,15 @@ from pyiceberg.catalog.sql import SqlCatalog
 from cdc.embedded.s3 import CREDENTIAL, IDENTITY
 from cdc.errors import StoreError
 from cdc.model.batch import Op
+from cdc.model.position import format_lsn
+from cdc.model.topic import TopicSchema
 from sinks.contract import EpochPassed
 from sinks.sparksession import use_session
 from sinks.warehouse import Options, Warehouse, ledger
-from sinks.warehouse.catalog import Gone
-from tests.contract.rows import ORDERS, batch, order, upserts
+from sinks.warehouse.catalog import Changes, Gone
+from sinks.warehouse.failures import CommitConflict
+from sinks.warehouse.tablescan import live_rows
+from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
 from tests.integration.spark.traffic import held
 from tests.lakes import Lake
 from tests.logs import LooseLog, cut
@@ -139,3 +143,68 @@ def test_no_error_shows_a_secret(spark: Any, lake_of: Callable[[str], Lake], tmp
         used()
     assert "canary" not in f"{refused.value} {refused.value.hint}"
     assert "canary" not in "".join(traceback.format_exception(refused.value))
+
+
+def test_a_merge_that_slept_wins_over_nothing(shop: LakeShop) -> None:
+    sink = shop.sink()
+    for position in (1, 2):
+        shop.brought(sink, upserts(ORDERS, position, [order(position)]), position)
+    table = sink._opened()[2].places[ORDERS.qualified].iceberg
+    files = [file for file, _ in table.files()]
+    pending = table.begin()
+    other = shop.sink()
+    shop.brought(other, upserts(ORDERS, 3, [order(3)]), 3)
+    metadata = shop.lake.files / "public" / "orders" / "metadata"
+    before = set(metadata.glob("*.avro"))
+    with pytest.raises(CommitConflict):
+        table.commit(pending, Changes(add=[], remove=files, rewrite=True), sink._signed(cut(2)), {})
+    assert set(metadata.glob("*.avro")) == before
+    assert held(other, ORDERS) == [order(1), order(2), order(3)]
+
+
+def test_a_snapshot_that_somebody_reads_stays(shop: LakeShop) -> None:
+    sink = shop.sink(keep_snapshots_s=0, compact_files=2)
+    shop.brought(sink, upserts(ORDERS, 1, [order(1)]), 1)
+    reading = shop.unopened()
+    reading.open(shop.log.reader())
+    rows: Any = reading.scan(TopicSchema.of(ORDERS))
+    pinned = reading._opened()[2].newest(TopicSchema.of(ORDERS))
+    assert pinned is not None
+    first = next(rows)
+    for position in range(2, 6):
+        sink._opened()[2].upkeep[ORDERS.qualified]._expired_at = float("-inf")
+        shop.brought(sink, upserts(ORDERS, position, [order(1, f"v{position}")]), position)
+    assert pinned.iceberg.snapshot in sink._scratch.pins()
+    assert first.num_rows == 1
+    assert [one.num_rows for one in live_rows(pinned, TopicSchema.of(ORDERS))] == [1]
+    rows.close()
+    sink._opened()[2].upkeep[ORDERS.qualified]._expired_at = float("-inf")
+    shop.brought(sink, upserts(ORDERS, 6, [order(6)]), 6)
+    assert sink._scratch.pins() == set()
+    assert not any(pinned.iceberg.storage.exists(path) for path in pinned.live())
+
+
+def test_the_table_of_cuts_names_one_moment_of_several_tables(spark: Any, lake_of: Callable[[str], Lake], tmp_path: Path) -> None:
+    shop = LakeShop(spark, lake_of("sql"), tmp_path / "lake")
+    sink = shop.sink(cuts=True)
+    shop.log.put(upserts(ORDERS, 1, [order(1)]))
+    sink.apply(upserts(ORDERS, 1, [order(1)]))
+    shop.brought(sink, upserts(PAIRS, 2, [{"a": "1", "b": "2", "v": "x"}]), 2)
+    shop.brought(sink, upserts(ORDERS, 3, [order(1, "later")]), 3)
+    lake = shop.lake.options["catalog_name"]
+    assert held(sink, ORDERS) == [order(1, "later")]  # makes Spark know the catalog
+    cuts = spark.sql(f"select * from {lake}.headwater.cuts order by position").collect()
+    assert [(row.position, row.commit_lsn, set(row.snapshots)) for row in cuts] == [
+        (2, format_lsn(20), {"public.orders", "public.pairs"}),
+        (3, format_lsn(30), {"public.orders", "public.pairs"}),
+    ]
+    assert cuts[0].snapshots["public.pairs"] == cuts[1].snapshots["public.pairs"]
+    [then] = spark.sql(f"select status from {lake}.public.orders version as of {cuts[0].snapshots['public.orders']}").collect()
+    assert then.status == order(1)["status"]
+    tables = sink._opened()[2]
+    tables.places[ORDERS.qualified].iceberg.expire(2**60, tables._read_by_somebody())
+    for name, snapshot in cuts[0].snapshots.items():
+        assert spark.sql(f"select * from {lake}.{name} version as of {snapshot}").count() == 1
+    again = shop.sink(cuts=True, keep_snapshots_s=0)
+    shop.brought(again, upserts(ORDERS, 4, [order(4)]), 4)
+    assert [row.position for row in spark.sql(f"select position from {lake}.headwater.cuts").collect()] == [4]

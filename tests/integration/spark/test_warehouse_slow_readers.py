@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -51,8 +50,8 @@ def ids(batches: Iterator[pa.RecordBatch]) -> list[int]:
     return sorted(int(key) for one in batches for key in one.column("id").to_pylist())
 
 
-def scanned_while_everything_is_replaced(shop: Shop, sink: Warehouse) -> list[int]:
-    """What a reader sees whose files have all been merged, and the snapshots before expired, after its first rows."""
+def scanned_while_everything_is_replaced(shop: Shop, sink: Warehouse, *, pinned: bool) -> list[int]:
+    """What a reader sees whose files have all been merged after its first rows, by a writer that expires what nobody reads."""
     data = shop.folder / "public" / "orders" / "data"
     with closing(shop.sink(reads=True)) as reader:
         scan = reader.scan(SCHEMA)
@@ -62,28 +61,32 @@ def scanned_while_everything_is_replaced(shop: Shop, sink: Warehouse) -> list[in
         merging = shop.sink(compact_files=2, keep_snapshots_s=0)
         for key in range(100, 106):
             commit(shop, merging, (Op.INSERT, key), (Op.DELETE, key - 100))
-        assert not before & set(data.iterdir()), "nothing was expired, and the test shows nothing"
+        assert bool(before & set(data.iterdir())) is pinned
         assert ids(merging.scan(SCHEMA)) == [key for key in (*range(6, 3 * FILES), *range(100, 106)) if key != 7]
+        rest = ids(scan)
+        commit(shop, merging, (Op.INSERT, 200))
+        assert not before & set(data.iterdir()), "what is read no longer is not kept"
         merging.close()
-        return sorted([*found, *ids(scan)])
+        return sorted([*found, *rest])
 
 
 def test_a_slow_reader_sees_one_snapshot_to_its_end(shop: Shop) -> None:
-    assert scanned_while_everything_is_replaced(shop, filled(shop)) == [key for key in range(3 * FILES) if key not in (4, 7)]
+    found = scanned_while_everything_is_replaced(shop, filled(shop), pinned=True)
+    assert found == [key for key in range(3 * FILES) if key not in (4, 7)]
     staging = shop.folder / STAGING / shop.name
-    assert [path for path in staging.rglob("*") if path.is_file() and path.name != ".lock"] == [], "second names are left"
+    assert [path for path in staging.rglob("*") if path.is_file() and path.name != ".lock"] == [], "pins are left"
 
 
-def test_where_files_get_no_second_names_a_slow_reader_does_not_get_fewer_rows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_pinned_a_slow_reader_does_not_get_fewer_rows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(os, "link", refused)
     sink = filled(shop)
+    monkeypatch.setattr(Path, "touch", refused)
     with closing(shop.sink(reads=True)) as reader:
         assert len(ids(reader.scan(SCHEMA))) == 3 * FILES - 2
     with pytest.raises(StoreError) as caught:
-        scanned_while_everything_is_replaced(shop, sink)
+        scanned_while_everything_is_replaced(shop, sink, pinned=False)
     assert caught.value.retryable
 
 
