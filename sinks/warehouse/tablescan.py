@@ -18,7 +18,7 @@ from cdc.model.batch import EXACT
 from cdc.model.topic import TopicSchema
 from sinks.warehouse import datafiles
 from sinks.warehouse.columns import labels, to_text
-from sinks.warehouse.place import TablePlace, positions_of
+from sinks.warehouse.place import TablePlace
 
 
 def live_rows(place: TablePlace, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
@@ -30,7 +30,7 @@ def live_rows(place: TablePlace, schema: TopicSchema) -> Iterator[pa.RecordBatch
     fields = [field for field in place.iceberg.fields if field.name in wanted]
     storage = place.folder.storage
     for live in list(place.live().values()):
-        gone, first = positions_of(live.vector, storage), 0
+        gone, first = place.gone(live), 0
         for piece in datafiles.pieces(live.path, fields, live.file.rows, storage):
             inside = slice(*np.searchsorted(gone, (first, first + piece.num_rows)))
             yield from to_text(datafiles.without(piece, gone[inside] - first), schema).to_batches()

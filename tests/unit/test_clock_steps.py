@@ -210,11 +210,11 @@ class _Chain:
 @pytest.mark.parametrize("seconds", STEPS)
 def test_no_version_of_a_table_goes_early(clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     expired: list[float] = []
-    place: Any = SimpleNamespace(live=dict, iceberg=SimpleNamespace(expire=lambda ms: expired.append(ms / 1000)))
+    place: Any = SimpleNamespace(live=dict, iceberg=SimpleNamespace(expire=lambda ms, _: expired.append(ms / 1000)))
     options = Options(kind="iceberg", path=Path("x"), keep_snapshots_s=3600)
     made_at = time.time()
     leftovers: Any = SimpleNamespace(remove=lambda _: None)
-    kept = upkeep.Upkeep(place, options, leftovers)
+    kept = upkeep.Upkeep(place, options, leftovers, set)
     clock.step(seconds)
     with after(monkeypatch, 120.0):
         kept.after_commit(SimpleNamespace(epoch=1))  # type: ignore[arg-type]

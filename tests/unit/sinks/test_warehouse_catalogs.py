@@ -26,7 +26,7 @@ def options(**given: Any) -> Options:
 
 def test_the_page_shows_a_store_that_there_can_be() -> None:
     section = PAGE.partition("## Catalogs")[2].partition("\n## ")[0]
-    [given] = tomllib.loads(section.partition("```toml\n")[2].partition("```")[0])["stores"].values()
+    given = tomllib.loads(section.partition("```toml\n")[2].partition("```")[0])["stores"]["lake"]
     read = {key.removesuffix("_file"): value for key, value in given.items()}
     assert serving(options_model("iceberg").model_validate(read)).properties["warehouse"] == "s3://bucket/lake"  # type: ignore[arg-type]
     assert f'SqlCatalog("{options(**SQL).catalog_name}"' in section

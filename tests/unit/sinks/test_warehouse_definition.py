@@ -15,12 +15,19 @@ from cdc.model.topic import TopicSchema
 from sinks.warehouse.marks import TABLE_KEY
 from sinks.warehouse.options import MB, Options
 from sinks.warehouse.place import KeyCache, TablePlace
+from sinks.warehouse.storage import LOCAL
 from tests.contract.rows import ORDERS, TYPES
 
 
 def place(folder: Path, **properties: str) -> TablePlace:
     table: Any = SimpleNamespace(
-        name="public.orders", location=folder, fields=(), properties=properties, mark=MemoryLog().lineage.mark(ZERO_CUT)
+        name="public.orders",
+        location=folder,
+        place=str(folder),
+        storage=LOCAL,
+        fields=(),
+        properties=properties,
+        mark=MemoryLog().lineage.mark(ZERO_CUT),
     )
     return TablePlace(table, Options.model_validate({"kind": "iceberg", "path": str(folder)}), KeyCache(MB))
 
