@@ -72,7 +72,7 @@ from sinks.render.jsonrows import Piece, Texts, documents, join, plain_documents
 from sinks.render.rowtext import keys, row_text
 from sinks.render.texts import readonly
 from sinks.search.rows import IN_FLIGHT
-from sinks.sql.dialects import dialect_of
+from sinks.sql.choice import dialect_of
 from sinks.sql.names import quoted
 from sinks.sql.postgres.copylines import copy_lines
 

@@ -289,7 +289,7 @@ class Entitled(Protocol):
     """A sink whose store gives accounts rights one by one."""
 
     def missing_rights(self, schemas: Sequence[TopicSchema]) -> Iterator[StoreError]:
-        """What the store's account may not do and has to, to hold these topics; each with the statement that allows it. Changes nothing. An unopened sink may
+        """Everything that the store's account may not do and has to, to hold these topics; each with the statement that allows it. Changes nothing. An unopened sink may
         be asked, too. Raises StoreError where the store does not answer."""
         ...
 

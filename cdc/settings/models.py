@@ -180,7 +180,7 @@ class Log(Strict):
         return self._last(table, lambda options: options.cleanup) or self.cleanup
 
     def lets_go(self, pattern: str) -> Cleanup | None:
-        """What is said of one of the tables that the pattern matches, where that is not ``keep``."""
+        """The ``cleanup`` of one of the tables that the pattern matches, where that is not ``keep``."""
         cleanup = self.cleanup
         for other, options in self.tables.items():
             said = options.cleanup

@@ -1,4 +1,4 @@
-"""What differs between the databases of kind sql, as one object for each: its transactions, its catalog, its tables, and how rows are staged there.
+"""The differences between the databases of kind sql, as one object for each: its transactions, its catalog, its tables, and how rows are staged there.
 
 Everything else in this room is written once, over these.
 """
@@ -89,7 +89,7 @@ class Dialect(Protocol):
 
     @property
     def lock(self) -> str:
-        """What a SELECT ends with that keeps other writers away until the transaction ends."""
+        """The end of a SELECT that keeps other writers away until the transaction ends."""
         ...
 
     @property
@@ -130,7 +130,7 @@ class Dialect(Protocol):
         ...
 
     def missing_rights(self, session: SqlSession, store: str, places: Sequence[TargetPlace]) -> Iterator[StoreError]:
-        """What this account may not do and has to, so that its tables, and the ledger, stand at these places."""
+        """Everything that this account may not do and has to, so that its tables, and the ledger, stand at these places."""
         ...
 
     def index(self, session: SqlSession, place: TargetPlace, schema: TopicSchema, where: str) -> None:

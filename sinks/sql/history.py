@@ -1,7 +1,7 @@
 """Every version of a topic's rows, in a table beside the current one: from which change to which, by position and by commit time.
 
 A version is open (``valid_to_position`` is NULL) until a change of its key closes it. It is written in the transaction that writes the current rows, so the
-open versions are the current rows. A row that comes again as it is, as in a snapshot, is no new version.
+open versions are the current rows. A row that comes again as it is, as in a snapshot, begins none.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _FILE: Final = "duckdb://"
 
 
 class SqlTable(TableOptions):
-    """What only a SQL database does with a table."""
+    """Options of a table that only a SQL database has."""
 
     deleted: str | None = Field(None, min_length=1, max_length=63)
     """As of the store, for these tables."""
@@ -101,7 +101,7 @@ class Options(StoreOptions):
         return ({} if deleted is None else {"deleted": deleted}) | ({} if not history else {"history": str(history)})
 
     def history_of(self, topic: str) -> bool | str:
-        """What ``history`` says of the topic; False: nothing."""
+        """The option ``history`` of the topic."""
         found: bool | str = False
         for pattern, said in self.held.options.items():
             if isinstance(said, SqlTable) and matches((pattern,), topic) and "history" in said.model_fields_set:

@@ -9,8 +9,8 @@ import pyarrow as pa
 from cdc.model.topic import TopicSchema
 from sinks.contract import audit_schema
 from sinks.sql import ledger
+from sinks.sql.choice import dialect_of
 from sinks.sql.dialect import SqlSession
-from sinks.sql.dialects import dialect_of
 from sinks.sql.names import TargetPlace, place_of
 from sinks.sql.options import Options
 from sinks.sql.owncolumns import OwnColumns

@@ -25,8 +25,8 @@ from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, TopicAsOf, Traits
 from sinks.render.rowtext import row_text
 from sinks.sql import ledger, ownership
+from sinks.sql.choice import dialect_of
 from sinks.sql.dialect import SqlSession
-from sinks.sql.dialects import dialect_of
 from sinks.sql.extent import SqlExtent
 from sinks.sql.history import HistoryWriter, history_place, history_topic, refuse
 from sinks.sql.ledger import SqlLedger, TableEntry

@@ -58,8 +58,8 @@ class TargetTable(ABC):
         """A value that is none of the new type becomes NULL: the rows of such a change are read again."""
 
     @abstractmethod
-    def tell_apart(self, schema: TopicSchema, *, anew: bool = False) -> None:
-        """Makes what tells the schema's rows apart. ``anew``: what the rows that are there have of it is of other columns."""
+    def tell_apart(self, schema: TopicSchema, *, again: bool = False) -> None:
+        """Makes what tells the schema's rows apart. ``again``: the rows that are there have it of other columns."""
 
     @abstractmethod
     def told_apart(self, schema: TopicSchema) -> bool:
@@ -148,7 +148,7 @@ class TargetTable(ABC):
             same = before is not None and before.structure == field.structure and self.columns.get(field.name) == self._dialect.text
             if not same or emptied:  # one that became text goes on holding values that its type does not
                 self._fit(field, emptied=emptied)
-        self.tell_apart(new, anew=digested(new) and not emptied and (not digested(old) or set(came) != set(old.names)))
+        self.tell_apart(new, again=digested(new) and not emptied and (not digested(old) or set(came) != set(old.names)))
 
     def replace_columns(self, known: Sequence[str], schema: TopicSchema) -> None:
         """Makes those of an empty table what the schema wants. ``known``: columns that were the store's before."""

@@ -11,7 +11,7 @@ from cdc.model.topic import TopicField, TopicSchema
 from sinks.sql.dialect import Occupant, SqlSession, StagedRows, TargetDatabase
 from sinks.sql.duck import kinds, table
 from sinks.sql.duck.database import DuckDatabase, DuckSession
-from sinks.sql.duck.staging import DuckRows
+from sinks.sql.duck.stagedrows import DuckRows
 from sinks.sql.names import TableSign, TargetPlace
 from sinks.sql.options import Options
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sinks.sql.table import TargetTable
 
 
-class Duck:
+class DuckDialect:
     """See ``Dialect``."""
 
     text = kinds.TEXT

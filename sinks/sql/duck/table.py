@@ -128,11 +128,11 @@ class DuckTable(TargetTable):
     def _retype_what_fits(self, name: str, kind: str) -> None:
         self.retype(name, kind, f"try_cast({quoted(name)}::varchar as {kind})")
 
-    def tell_apart(self, schema: TopicSchema, *, anew: bool = False) -> None:
-        """Of equal rows that nothing tells apart any more, one stays."""
+    def tell_apart(self, schema: TopicSchema, *, again: bool = False) -> None:
+        """One stays of equal rows that nothing tells apart any more."""
         if IDENTITY in self.columns and len(self.columns) > 1:
             self._drop(IDENTITY)
-        if anew and schema.names:
+        if again and schema.names:
             groups = ", ".join(map(quoted, schema.names))
             self._session.run(
                 f"delete from {self.place.sql} t where rowid not in (select min(rowid) from {self.place.sql} group by {groups})"

@@ -12,14 +12,14 @@ from sinks.sql.names import TableSign, TargetPlace, quoted
 from sinks.sql.options import Options
 from sinks.sql.postgres import kinds, rights, table
 from sinks.sql.postgres.database import PostgresDatabase, PostgresSession
-from sinks.sql.postgres.staging import PostgresRows
+from sinks.sql.postgres.stagedrows import PostgresRows
 from sinks.sql.table import digested
 
 if TYPE_CHECKING:
     from sinks.sql.table import TargetTable
 
 
-class Postgres:
+class PostgresDialect:
     """See ``Dialect``."""
 
     text = kinds.TEXT

@@ -1,4 +1,4 @@
-"""What an account needs in a Postgres target, and the statement that gives what it lacks."""
+"""The rights that an account needs in a Postgres target, and the statements that give those it lacks."""
 
 from __future__ import annotations
 

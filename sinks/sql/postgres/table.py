@@ -129,11 +129,11 @@ class PostgresTable(TargetTable):
             self._look()
             self.retype(name, kind, f"null::{kind}")
 
-    def tell_apart(self, schema: TopicSchema, *, anew: bool = False) -> None:
+    def tell_apart(self, schema: TopicSchema, *, again: bool = False) -> None:
         """The primary key."""
         wanted = key_columns(schema)
         constraint, there = self._primary_key()
-        if there == set(wanted) and not anew:
+        if there == set(wanted) and not again:
             return
         if constraint is not None:
             self._session.run(f"alter table {self.place.sql} drop constraint {quoted(constraint)}")

@@ -9,9 +9,9 @@ from sinks.sql.options import Options
 def dialect_of(options: Options) -> Dialect:
     """Each is loaded only where it is used."""
     if options.file is not None:
-        from sinks.sql.duck import Duck
+        from sinks.sql.duck import DuckDialect
 
-        return Duck()
-    from sinks.sql.postgres import Postgres
+        return DuckDialect()
+    from sinks.sql.postgres import PostgresDialect
 
-    return Postgres()
+    return PostgresDialect()
