@@ -46,7 +46,7 @@ CHOSEN: Final = ("warehouse.vectors_written", "warehouse.table_committed")
 """Between the files and the commit that names them, and between the commit of one table and that of the store."""
 IN_TURN: Final = (
     "follower.opened", "follower.batch.read", "follower.batch.applied", "follower.before_commit", "warehouse.files_written",
-    "warehouse.before_table", "warehouse.table_committed", "warehouse.before_ledger", "warehouse.ledger_written", "follower.committed",
+    "warehouse.before_table", "warehouse.table_committed", "warehouse.cuts_written", "warehouse.before_ledger", "warehouse.ledger_written", "follower.committed",
     "warehouse.vectors_written", "follower.schema.read", "follower.schema.applied",
 )  # fmt: skip
 """Each is met in what its predecessors leave of the log: the ledger's commits let go of a range each, and the last has the changes of definitions."""
