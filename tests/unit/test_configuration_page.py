@@ -77,8 +77,9 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, str]]] = {
     "search": {"kind": "opensearch", "url": "http://127.0.0.1:9"},
     "cache": {"kind": "redis", "url": "redis://127.0.0.1:9"},
     "warehouse": {"kind": "iceberg", "path": "lake"},
+    "reports": {"kind": "sql", "url": "postgresql://me@127.0.0.1:9/reports"},
 }
-"""Said of these stores on the page once, and not in every snippet."""
+"""Said of these stores on their pages once, and not in every snippet."""
 
 
 @pytest.mark.parametrize("text", [pytest.param(said, id=f"{at} {heading}") for at, (heading, said) in enumerate(_snippets())])
