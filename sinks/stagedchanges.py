@@ -17,7 +17,7 @@ class StagedChanges:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._kept: dict[str, list[pa.RecordBatch | _SpilledChanges]] = {}
+        self._kept: dict[str, list[pa.RecordBatch | SpilledBatches]] = {}
         self._bytes = 0
         self._reach: dict[str, Position] = {}
 
@@ -37,15 +37,15 @@ class StagedChanges:
             self._bytes += batch.nbytes
             return
         last = kept[-1] if kept else None
-        if not isinstance(last, _SpilledChanges) or not last.takes(batch):
-            last = _SpilledChanges(batch.schema)
+        if not isinstance(last, SpilledBatches) or not last.takes(batch):
+            last = SpilledBatches(batch.schema)
             kept.append(last)
         last.write(batch)
 
     def batches(self, topic: str) -> Iterator[pa.RecordBatch]:
         """May be asked again, until ``clear``."""
         for one in self._kept[topic]:
-            if isinstance(one, _SpilledChanges):
+            if isinstance(one, SpilledBatches):
                 yield from one.batches()
             else:
                 yield one
@@ -53,12 +53,12 @@ class StagedChanges:
     def clear(self) -> None:
         for kept in self._kept.values():
             for one in kept:
-                if isinstance(one, _SpilledChanges):
+                if isinstance(one, SpilledBatches):
                     one.close()
         self._kept, self._reach, self._bytes = {}, {}, 0
 
 
-class _SpilledChanges:
+class SpilledBatches:
     """Batches of one definition, in a file."""
 
     def __init__(self, schema: pa.Schema) -> None:

@@ -93,6 +93,11 @@ class Dialect(Protocol):
         ...
 
     @property
+    def readers_hold_up(self) -> bool:
+        """Whether nobody can write while somebody reads."""
+        ...
+
+    @property
     def has_empty_tables(self) -> bool:
         """Whether a table may have no columns."""
         ...

@@ -14,6 +14,7 @@ from sinks.sql.dialect import SqlSession
 from sinks.sql.names import TargetPlace, place_of
 from sinks.sql.options import Options
 from sinks.sql.owncolumns import OwnColumns
+from sinks.sql.stagedchanges import SpilledBatches
 from sinks.sql.table import TargetTable
 
 
@@ -27,15 +28,23 @@ class SqlRowReader:
         self._database = self._dialect.database(store, options, writing=False)
 
     def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
-        """On a connection of its own: meanwhile the caller may ask for other rows."""
+        """On a connection of its own: meanwhile the caller may ask for other rows. Where a reader holds up the writer, the rows wait in a file."""
         database = self._dialect.database(self._store, self._options, writing=False)
+        aside = SpilledBatches(audit_schema(schema)) if self._dialect.readers_hold_up else None
         try:
             with database.transaction(reading=True) as session:
                 table = self._table(session, schema)
-                if table is not None:
-                    yield from table.texts(schema)
+                for rows in () if table is None else table.texts(schema):
+                    if aside is None:
+                        yield rows
+                    else:
+                        aside.write(rows)
+            if aside is not None:
+                yield from aside.batches()
         finally:
             database.close()
+            if aside is not None:
+                aside.close()
 
     def close(self) -> None:
         self._database.close()

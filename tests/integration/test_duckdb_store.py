@@ -93,6 +93,16 @@ def test_who_has_the_file_open_is_named_and_the_store_goes_on_when_it_is_closed(
     whole(lab, sink)
 
 
+def test_whoever_looks_at_all_rows_holds_up_no_commit(lab: Lab) -> None:
+    """As an audit does, in the process that writes."""
+    sink = lab.opened(timeout_s=2)
+    step(lab, sink, *FIRST)
+    rows = sink.scan(TopicSchema.of(ORDERS))
+    first = next(rows)
+    step(lab, sink, *SECOND)
+    assert len(first) + sum(map(len, rows)) == 3, "as they were"
+
+
 def test_infinity_and_the_end_of_a_day_are_values_and_what_is_none_makes_its_column_text(lab: Lab, path: Path) -> None:
     sink = lab.opened()
     nothing = dict.fromkeys(TYPES.names)

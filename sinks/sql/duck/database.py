@@ -60,6 +60,10 @@ class DuckSession:
         found: pa.Table = self._connection.sql(statement).to_arrow_table()
         return found
 
+    def stream(self, statement: str, rows_at_once: int) -> Iterator[pa.RecordBatch]:
+        """All rows; no other statement meanwhile."""
+        yield from self._connection.sql(statement).to_arrow_reader(rows_at_once)
+
     @contextmanager
     def given(self, name: str, rows: pa.Table | pa.RecordBatch) -> Iterator[None]:
         """Statements inside know ``rows`` by that name."""

@@ -116,8 +116,8 @@ class DuckTable(TargetTable):
     def _read(self, schema: TopicSchema, joined: str) -> Iterator[pa.RecordBatch]:
         there = [name for name in schema.names if name in self.columns]
         columns = ", ".join(f"t.{quoted(name)}" for name in there) or "1"
-        rows = self._file.read(f"select {columns} from {self.place.sql} t{joined} where {self.own.live}")
-        for batch in rows.to_batches(_ROWS_AT_ONCE):
+        statement = f"select {columns} from {self.place.sql} t{joined} where {self.own.live}"
+        for batch in self._file.stream(statement, _ROWS_AT_ONCE):
             if not schema.names:
                 yield rows_of_nothing(len(batch))
                 continue
