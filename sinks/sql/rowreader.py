@@ -14,8 +14,8 @@ from sinks.sql.dialect import SqlSession
 from sinks.sql.names import TargetPlace, place_of
 from sinks.sql.options import Options
 from sinks.sql.owncolumns import OwnColumns
-from sinks.sql.stagedchanges import SpilledBatches
 from sinks.sql.table import TargetTable
+from sinks.stagedchanges import SpilledBatches
 
 
 class SqlRowReader:
