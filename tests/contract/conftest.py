@@ -9,7 +9,7 @@ from tests.contract.labs import LABS, Lab
 MARKS = {
     "opensearch": pytest.mark.opensearch,
     "warehouse": pytest.mark.spark,
-    "warehouse-": pytest.mark.faults,  # the same sink over other catalogs: tests/integration/spark/test_warehouse_catalogs.py is among the others
+    "warehouse-": pytest.mark.faults,
 }
 
 
