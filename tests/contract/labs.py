@@ -25,6 +25,7 @@ from tests.contract.units import (
     Units,
     WarehouseUnits,
 )
+from tests.faults.points import EVERYTHING
 from tests.lakes import LakeUnits
 from tests.logs import LooseLog
 
@@ -177,13 +178,15 @@ LABS: dict[str, Callable[[Fixture], Lab]] = {
     "redis-lanes": lambda fixture: _redis_lanes(fixture("redis_cluster")),
     "opensearch": lambda fixture: _opensearch(fixture("opensearch")),
     "warehouse": lambda fixture: _warehouse(fixture("spark"), fixture("tmp_path")),
-    "warehouse-sql-s3": lambda fixture: _lake(fixture, "sql-s3"),
-    "warehouse-rest": lambda fixture: _lake(fixture, "rest"),
     "sql": lambda fixture: _sql(fixture("postgres")),
     "sql-duckdb": lambda fixture: _duck(fixture("tmp_path")),
     "console": lambda _: Lab("console", {}, readable=False),
 }
 """Every store that the suite runs against: one line each. ``conftest.MARKS`` says what it needs to run."""
+
+if EVERYTHING:  # the same sink over other catalogs, of which tests/integration/spark/test_warehouse_catalogs.py asks the most important in every run
+    LABS["warehouse-sql-s3"] = lambda fixture: _lake(fixture, "sql-s3")
+    LABS["warehouse-rest"] = lambda fixture: _lake(fixture, "rest")
 
 
 def _opensearch(server: Any) -> Lab:
