@@ -18,7 +18,6 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
 from cdc.log.contract import LogReader, Topic, selected
 from cdc.model.batch import ALONE, OP, POSITION, last_position, topic_schema
-from cdc.model.evolution import Kind, topic_change_of
 from cdc.model.lineage import Lineage
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
@@ -340,12 +339,6 @@ class CacheSink:
         if new:
             self._refuse_shared([schema])  # another store may have looked before that, too; now one of the two sees the other
 
-    def _refuse_shared_anew(self, changes: pa.RecordBatch) -> None:
-        """As ``_refuse_shared``, before a barrier's record gives a table other keys."""
-        change = topic_change_of(changes)
-        if change is not None and change.kind not in (Kind.DROPPED, Kind.RENAMED) and self._known.holds(change.schema.topic):
-            self._refuse_shared([change.schema])
-
     def _refuse_shared(self, schemas: Sequence[TopicSchema]) -> None:
         """Raises StoreError where keys of these are another store's on this server."""
         log, claims = self._lineage().log, []
@@ -387,7 +380,7 @@ class CacheSink:
             return stale
         self._known.touched.add(topic)
         if changes.column(OP)[0].as_py() in ALONE:
-            self._refuse_shared_anew(changes)
+            self._refuse_shared(barriers.named_anew(changes))
             return barriers.carry_out(changes)
         return self._written(fresh, schema) + stale
 
