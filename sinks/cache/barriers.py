@@ -61,6 +61,13 @@ class CacheBarriers:
             self._pieces.rewrite(schema, keys, known.progress(topic))
         self._pieces.record(topic, known.shapes.get(topic) or Shape(schema, START), keys.prefix)
 
+    def named_anew(self, changes: pa.RecordBatch) -> list[TopicSchema]:
+        """The definition by which a barrier's record names a table's keys from then on, where the store has keys of it."""
+        change = topic_change_of(changes)
+        if change is None or change.kind in (Kind.DROPPED, Kind.RENAMED) or not self._known.holds(change.schema.topic):
+            return []
+        return [change.schema]
+
     def carry_out(self, changes: pa.RecordBatch) -> Outcome:
         """``changes``: one barrier's record."""
         known, topic = self._known, topic_schema(changes.schema).topic

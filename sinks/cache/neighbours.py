@@ -13,12 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
 import redis
 
 from cdc.errors import ConfigError, StoreError
-from cdc.model.evolution import Kind, topic_change_of
-from cdc.model.topic import TopicSchema
 from sinks.cache import ledger
 from sinks.cache.keytemplate import TableKeys, bind
 from sinks.cache.ledger import CacheLedger
@@ -42,12 +39,6 @@ class Claim:
     def may_take(self, other: Claim) -> bool:
         """Whether the other one has left these keys to us."""
         return other.left and (self.log, self.keys.schema.topic) == (other.log, other.keys.schema.topic)
-
-
-def rekeyed(record: pa.RecordBatch) -> tuple[TopicSchema, ...]:
-    """The definition that a TRUNCATE or SCHEMA record brings, where a table's keys may become others by it."""
-    change = topic_change_of(record)
-    return () if change is None or change.kind in (Kind.DROPPED, Kind.RENAMED) else (change.schema,)
 
 
 def register(server: Server, store: str) -> None:

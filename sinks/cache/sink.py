@@ -380,7 +380,7 @@ class CacheSink:
             return stale
         self._known.touched.add(topic)
         if changes.column(OP)[0].as_py() in ALONE:
-            self._refuse_shared([schema for schema in neighbours.rekeyed(changes) if self._known.holds(schema.topic)])
+            self._refuse_shared(barriers.named_anew(changes))
             return barriers.carry_out(changes)
         return self._written(fresh, schema) + stale
 
