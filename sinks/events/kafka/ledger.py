@@ -8,6 +8,7 @@ keeps the last message of a key for ever.
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,8 +38,8 @@ class Ledger:
         self._brokers = brokers
         self._timeout_s = brokers.options.timeout_s
         self._consumer: Consumer | None = None
-        self._end = -1
-        """Up to where the topic has been read, and ``_last``, what stood there."""
+        self._end = self._seen = -1
+        """The topic's end when it was read last, and how far readers saw then; ``_last``: what stood there."""
         self._last: EventStanding | None = None
 
     def message(self, standing: EventStanding) -> dict[str, Any]:
@@ -53,7 +54,7 @@ class Ledger:
                 self.close()
                 return None
             low, end = self._reader().get_watermark_offsets(self._partition(0), timeout=self._timeout_s)
-            if end == self._end:
+            if end == self._end == self._seen:
                 return self._last
             found = self._last_message(low, end)
         if found is None and low > 0:
@@ -64,6 +65,30 @@ class Ledger:
             )
         self._last, self._end = found, end
         return found
+
+    def settled(self) -> EventStanding | None:
+        """As ``read``, once all that was ever written is seen: to be asked when nobody has a transaction open. What was committed just before the brokers ended
+        may be seen late. Raises StoreError."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            self._end = self._seen = -1
+            found = self.read()
+            if self._seen >= 0 and self._seen >= self._written():
+                return found
+            if time.monotonic() > deadline:
+                raise StoreError(f"store {self._brokers.store}: {self.topic} cannot be read to its end yet", retryable=True)
+            time.sleep(0.02)
+
+    def _written(self) -> int:
+        """The topic's end, with what is not committed."""
+        from confluent_kafka import IsolationLevel
+        from confluent_kafka.admin import OffsetSpec
+
+        with self._brokers.errors(self.topic):
+            admin, place = self._admin(), self._partition(0)
+            level = IsolationLevel.READ_UNCOMMITTED
+            asked = admin.list_offsets({place: OffsetSpec.latest()}, isolation_level=level, request_timeout=self._timeout_s)
+            return int(self._done(asked[place]).offset)
 
     def make(self) -> None:
         """Creates the topic where there is none, and refuses one that would forget. Raises StoreError."""
@@ -86,14 +111,16 @@ class Ledger:
     def remove(self) -> None:
         """Removes the topic."""
         with self._brokers.errors(self.topic, self._listen):
+            admin = self._admin()
             if self._exists():
-                self._done(self._admin().delete_topics([self.topic], operation_timeout=self._timeout_s)[self.topic])
+                self._done(admin.delete_topics([self.topic], operation_timeout=self._timeout_s)[self.topic])
         self.close()
 
     def close(self) -> None:
         if self._consumer is not None:
             self._consumer.close()
-        self._consumer, self._end, self._last = None, -1, None
+        self._consumer, self._last = None, None
+        self._end = self._seen = -1
 
     def _exists(self) -> bool:
         from confluent_kafka import KafkaException
@@ -128,6 +155,7 @@ class Ledger:
                 if error is None:
                     last = message.value() or last
                 elif error.name() == "_PARTITION_EOF":
+                    self._seen = message.offset() or 0
                     return None if last is None else self._standing(last)
                 elif error.name() != "GROUP_AUTHORIZATION_FAILED":  # the client asks for a group that nothing is done with
                     raise KafkaException(error)

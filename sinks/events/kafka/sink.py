@@ -86,7 +86,7 @@ class KafkaChannel:
             self._producer = producer = Producer(settings)
             producer.init_transactions(self._options.timeout_s)
         crashpoint("kafka.begun")
-        if self._ledger.read() != self._found:  # in the moment before the other was shut out
+        if self._ledger.settled() != self._found:  # in the moment before the other was shut out
             raise self._outdone()
         self._commit(standing)
 
