@@ -61,7 +61,6 @@ class Server:
         self._connection: Any = None
         self._wire: RedisWire | None = None
         self._looked_at = 0.0
-        self._writes_hashes = not options.keys_apart
         self._asks = True
         """Whether the next connection's server is asked whether it takes packed hashes: not after one that has left the question without an answer, as a
         proxy may, or has taken the right away since."""
@@ -86,7 +85,7 @@ class Server:
 
     def _asked_for_packed(self, wire: RedisWire) -> bool:
         """Changes nothing. Of every connection anew: another server may answer at the address, or the account's rights be others."""
-        if not self._writes_hashes or not self._asks:
+        if self._options.keys_apart or not self._asks:
             self._asks = True
             return False
         self._asks = False
