@@ -180,7 +180,7 @@ class Options(Address, StoreOptions):
 
     @property
     def index_pattern(self) -> str:
-        """A pattern of all names that the store's indices have (``names.pattern``)."""
+        """The pattern of all names that the store's indices have (``names.pattern``)."""
         templates = (self.index, *(one.index for one in self._of_tables.values() if one.index is not None))
         found = dict.fromkeys(map(names.pattern, templates))
         return names.ANY_NUMBERED if names.ANY_NUMBERED in found else ",".join(found)
