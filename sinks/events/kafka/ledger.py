@@ -197,7 +197,10 @@ class Ledger:
         return AdminClient(self._brokers.settings())
 
     def _done(self, asked: Future[Any]) -> Any:
-        return asked.result(self._timeout_s + 5)
+        try:
+            return asked.result(self._timeout_s + 5)
+        except TimeoutError:
+            raise StoreError(f"store {self._brokers.store}: no broker answers in time ({self.topic})", retryable=True) from None
 
 
 def create(brokers: Brokers, admin: AdminClient, topic: str, partitions: int, settings: dict[str, str] | None = None) -> None:
