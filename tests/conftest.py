@@ -101,10 +101,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 if item.get_closest_marker("xdist_group") is None:
                     item.add_marker(pytest.mark.xdist_group(name))
                 break
+    _leave_out_what_is_slow(config, items)
     yield
     if getattr(config.option, "loadgroup", False):
         for item in items:
             _name_the_group(item)
+
+
+def _leave_out_what_is_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Slow tests are asked for by `make faults` alone."""
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    for item in slow:
+        item.add_marker(pytest.mark.faults)
+    if slow and "HEADWATER_FAULTS" not in os.environ:
+        items[:] = [item for item in items if item not in slow]
+        config.hook.pytest_deselected(items=slow)
 
 
 def _name_the_group(item: pytest.Item) -> None:

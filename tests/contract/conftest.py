@@ -9,8 +9,8 @@ from tests.contract.labs import LABS, Lab
 MARKS = {
     "opensearch": pytest.mark.opensearch,
     "warehouse": pytest.mark.spark,
-    "warehouse-": pytest.mark.faults,  # the same sink over other catalogs: tests/integration/spark/test_warehouse_catalogs.py is among the others
-    "sql-duckdb": pytest.mark.faults,  # it opens its file for each transaction, so the suite takes long over it; beside tests/integration/test_duckdb_store.py
+    "warehouse-": pytest.mark.slow,  # the same sink over other catalogs: tests/integration/spark/test_warehouse_catalogs.py is among the others
+    "sql-duckdb": pytest.mark.slow,  # it opens its file for each transaction, so the suite takes long over it; beside tests/integration/test_duckdb_store.py
 }
 """What a kind needs to run."""
 

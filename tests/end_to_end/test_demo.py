@@ -487,7 +487,7 @@ def test_a_tour_that_is_under_way_ends_with_the_demo() -> None:
     assert trip.running.poll() is not None
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_tour_on_the_demo_itself(tmp_path: Path) -> None:
     """Each station does what it says, on the real daemon and its servers, under traffic."""

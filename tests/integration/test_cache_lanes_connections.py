@@ -128,7 +128,7 @@ def lossy(cluster: RedisCluster) -> Iterator[Mapping[int, LossyProxy]]:
         yield found
 
 
-@pytest.mark.parametrize("value", ["json", pytest.param("hash", marks=pytest.mark.faults)])
+@pytest.mark.parametrize("value", ["json", pytest.param("hash", marks=pytest.mark.slow)])
 def test_what_a_node_did_before_its_answer_was_lost_is_done_once(site: Site, value: str) -> None:
     with lossy(site.cluster) as proxies:
         options = {"url": f"redis://127.0.0.1:{proxies[site.cluster.nodes[0].port].port}/0", "value": value}

@@ -135,7 +135,7 @@ def again(settings: Settings, *keys: int) -> None:
         "redis",
         "redis-hash",
         pytest.param("opensearch", marks=[pytest.mark.opensearch, pytest.mark.xdist_group("opensearch")]),
-        pytest.param("warehouse", marks=[pytest.mark.faults, pytest.mark.spark, pytest.mark.xdist_group("spark")]),
+        pytest.param("warehouse", marks=[pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark")]),
     ],
 )
 @pytest.mark.usefixtures("source")

@@ -29,8 +29,8 @@ LARGE: Final = ODD * (LARGE_BYTES // len(ODD.encode()))
     "where",
     [
         "redis",
-        pytest.param("redis-hash", marks=pytest.mark.faults),
-        pytest.param("warehouse", marks=[pytest.mark.faults, pytest.mark.spark, pytest.mark.xdist_group("spark")]),
+        pytest.param("redis-hash", marks=pytest.mark.slow),
+        pytest.param("warehouse", marks=[pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark")]),
     ],
 )
 def test_a_large_row_with_odd_characters_is_held_and_repaired_whole(

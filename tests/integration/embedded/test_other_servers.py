@@ -46,7 +46,7 @@ def test_opensearch_has_no_indices_of_other_tests(opensearch: OpenSearch) -> Non
     assert opensearch.request("GET", "/_cat/indices?format=json&expand_wildcards=all") == []
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_kafka_keeps_messages_and_address_over_a_crash(kafka_server: Kafka) -> None:
     quiet = {"bootstrap.servers": kafka_server.servers, "log_level": 0}
     servers = kafka_server.servers

@@ -55,7 +55,7 @@ def test_with_an_outbox_there_is_an_event_exactly_for_each_order(postgres: Datab
         )
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_the_example_shows_what_its_page_says() -> None:
     """It takes a server and a service of its own, so it runs with all faults only."""
     done = subprocess.run(

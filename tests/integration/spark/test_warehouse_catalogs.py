@@ -56,7 +56,7 @@ class LakeShop:
         sink.commit(cut(upto))
 
 
-@pytest.fixture(params=["sql", "sql-s3", "rest-s3"] if EVERYTHING else ["sql-s3", "rest-s3"])
+@pytest.fixture(params=["sql", "sql-s3", "rest-s3"] if EVERYTHING else ["sql-s3"])
 def shop(request: pytest.FixtureRequest, spark: Any, lake_of: Callable[[str], Lake], tmp_path: Path) -> LakeShop:
     return LakeShop(spark, lake_of(request.param), tmp_path / "lake")
 

@@ -190,8 +190,9 @@ class Course:
         call, met = JavaMember.__call__, []
 
         def commits(member: JavaMember, *given: Any) -> Any:
-            met.extend([member] if member.name == "commitTransaction" else [])
-            if member.name != "commitTransaction" or len(met) != nth:
+            ends = member.name == "commit" and len(given) == 2  # of the table's operations: the version that was seen, and the next
+            met.extend([member] if ends else [])
+            if not ends or len(met) != nth:
                 return call(member, *given)
             if kind == "middle":
                 self._one_of(self.rewrite, self.rewrite, self.restore, self.lose, self.roll_back, self.wake)
