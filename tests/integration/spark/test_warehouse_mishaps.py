@@ -25,7 +25,7 @@ from sinks.warehouse.names import LEDGERS
 from tests.contract.rows import ORDERS, PAIRS, Row, batch, order
 from tests.contract.units import WarehouseUnits
 from tests.integration.spark.sparkreading import rows_by_spark
-from tests.integration.spark.test_warehouse import Shop
+from tests.integration.spark.test_warehouse import Shop, ends_a_commit
 from tests.logs import cut
 
 TABLES = (ORDERS, PAIRS)
@@ -190,7 +190,7 @@ class Course:
         call, met = JavaMember.__call__, []
 
         def commits(member: JavaMember, *given: Any) -> Any:
-            ends = member.name == "commit" and len(given) == 2  # of the table's operations: the version that was seen, and the next
+            ends = ends_a_commit(member, given)
             met.extend([member] if ends else [])
             if not ends or len(met) != nth:
                 return call(member, *given)
