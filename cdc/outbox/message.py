@@ -75,6 +75,8 @@ def parsed(body: bytes) -> Event:
     headers, headers_text = found.get("headers", (None, None))
     if headers is not None and not (isinstance(headers, dict) and all(isinstance(one, str) for one in headers.values())):
         raise BadMessage("its headers are not an object of text by name")
+    if headers and not all(_is_plain(one) for pair in headers.items() for one in pair):
+        raise BadMessage("its headers hold a character that Postgres cannot: U+0000, or half of a surrogate pair")
     try:
         id = uuid.UUID(values["id"])
     except ValueError:

@@ -23,6 +23,7 @@ WHOLE = {
     "payload": {"a": [1, {"b": None}]},
     "headers": {"c": "d"},
 }
+UNFIT = "its headers hold a character that Postgres cannot: U+0000, or half of a surrogate pair"
 
 
 def values(of: Event) -> tuple[Any, ...]:
@@ -57,6 +58,8 @@ def test_what_emit_writes_is_what_is_read(seed: int) -> None:
         (json.dumps({**WHOLE, "id": "secret"}), "its id is not a UUID"),
         (json.dumps({**WHOLE, "paylod": "secret"}), "it has members beside id, aggregate, key, type, payload and headers"),
         (json.dumps({**WHOLE, "headers": {"a": 1}}), "its headers are not an object of text by name"),
+        (json.dumps({**WHOLE, "headers": {"a": "secret\0"}}), UNFIT),
+        (json.dumps({**WHOLE, "headers": {"secret\ud800": "a"}}), UNFIT),
         (json.dumps({**WHOLE, "headers": ["a"]}), "its headers are not an object of text by name"),
         (json.dumps({**WHOLE, "payload": float("nan")}), "it is not a JSON object"),
         (json.dumps(WHOLE)[:-1] + ', "key": "7"}', "it is not a JSON object"),
