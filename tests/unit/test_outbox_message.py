@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cdc.outbox.event import Event, event
+from cdc.outbox.event import BadEvent, Event, event
 from cdc.outbox.message import BadMessage, body_of, parsed
 from tests.fuzz.damage import damaged
 from tests.fuzz.test_logical_messages import HOSTILE, OTHERS
@@ -87,3 +87,11 @@ def outcome_of(body: bytes) -> Event | BadMessage:
         return parsed(body)
     except BadMessage as bad:
         return bad
+
+
+@pytest.mark.parametrize("text", ["", "secret", "{} secret", '1,"key":"secret"', "NaN", "[" * 100_000])
+def test_a_payload_that_is_no_json_is_not_sent(text: str) -> None:
+    """Nobody would hear of it but whoever reads the status: of a table's row the column's type says it."""
+    with pytest.raises(BadEvent, match="the payload is not JSON's text") as refused:
+        body_of(event("order.placed", 7, {}, None, encode=lambda _: text))
+    assert "secret" not in str(refused.value)
