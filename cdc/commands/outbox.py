@@ -136,7 +136,7 @@ def _write_again(dsn: str, given_as: str, outbox: Outbox, topic: str, found: Ite
     """Returns how many. Raises ConfigError, SourceError; then none is written."""
     import psycopg
 
-    from cdc.outbox import OutboxMessages, OutboxTable, emit
+    from cdc.outbox import BadEvent, OutboxMessages, OutboxTable, emit
     from cdc.source.connection import connect, reason
 
     columns = outbox.columns
@@ -153,8 +153,14 @@ def _write_again(dsn: str, given_as: str, outbox: Outbox, topic: str, found: Ite
             with connection.transaction():
                 connection.execute("set transaction read write")
                 for event in found:
-                    headers = {**json.loads(event.headers or "{}"), "replayed-of": event.id}
-                    emit(connection, event.type, event.key, event.payload, headers, aggregate=route, outbox=to, encode=str)
+                    try:
+                        headers = {**_headers(event), "replayed-of": event.id}
+                        emit(connection, event.type, event.key, event.payload, headers, aggregate=route, outbox=to, encode=str)
+                    except BadEvent as bad:
+                        raise ConfigError(
+                            f"no event is written again, since that at position {event.position} cannot be: {bad}",
+                            hint="leave it out: --from and --to say which are meant",
+                        ) from None
                     count += 1
         except psycopg.Error as error:
             raise SourceError(
@@ -162,6 +168,19 @@ def _write_again(dsn: str, given_as: str, outbox: Outbox, topic: str, found: Ite
                 hint="cdc outbox replay --again --source with a role that may write events",
             ) from None
     return count
+
+
+def _headers(event: LoggedEvent) -> dict[str, str]:
+    """Raises BadEvent: a table's column may hold any JSON."""
+    from cdc.outbox import BadEvent
+
+    try:
+        found = json.loads(event.headers or "null")
+    except (ValueError, RecursionError):
+        found = ()
+    if not isinstance(found, dict | None):
+        raise BadEvent("its headers are not an object")
+    return found or {}
 
 
 def _say_statement(text: str) -> None:

@@ -38,9 +38,11 @@ class BadMessage(Exception):
 
 
 def body_of(event: Event) -> str:
-    """The text to emit. Raises BadEvent for a payload that is bytes, and for an event that is too large."""
+    """The text to emit. Raises BadEvent for a payload that is bytes, or is not JSON's text, and for an event that is too large."""
     if isinstance(event.payload, bytes):
         raise BadEvent("bytes are a payload for a table whose column is bytea, not for a message", hint="encode them as text")
+    if event.payload is not None and not _is_json(event.payload):
+        raise BadEvent("the payload is not JSON's text, as that of a message has to be", hint="write it into an outbox table")
     texts = {"id": str(event.id), "aggregate": event.route, "key": event.key, "type": event.type}
     members = [f'"{name}":{dumps(text)}' for name, text in texts.items()]
     members += [f'"{name}":{text}' for name, text in (("payload", event.payload), ("headers", event.headers)) if text is not None]
@@ -75,6 +77,8 @@ def parsed(body: bytes) -> Event:
     headers, headers_text = found.get("headers", (None, None))
     if headers is not None and not (isinstance(headers, dict) and all(isinstance(one, str) for one in headers.values())):
         raise BadMessage("its headers are not an object of text by name")
+    if headers and not all(_is_plain(one) for pair in headers.items() for one in pair):
+        raise BadMessage("its headers hold a character that Postgres cannot: U+0000, or half of a surrogate pair")
     try:
         id = uuid.UUID(values["id"])
     except ValueError:
@@ -129,6 +133,13 @@ def _ended(text: str, at: int, found: dict[str, tuple[Any, str]]) -> dict[str, t
     if _past(text, at) != len(text):
         raise ValueError
     return found
+
+
+def _is_json(text: str) -> bool:
+    try:
+        return _past(text, _value_at(text, _past(text, 0))[1]) == len(text)
+    except (ValueError, RecursionError, IndexError):
+        return False
 
 
 def _is_plain(text: str) -> bool:

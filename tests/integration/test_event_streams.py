@@ -188,6 +188,28 @@ def test_an_emptied_server_goes_on_from_where_it_was(stage: Stage) -> None:
     assert [one for one, _ in stage.entries("public.orders")] == ["4-0"]
 
 
+def test_entries_that_a_restore_has_taken_are_not_passed_over_by_a_cut_without_events(stage: Stage) -> None:
+    """The connection stands, as behind a proxy or when a copy is loaded in place, and the next range has nothing for the store."""
+    more = {"begin": "start", "tables": ["public.orders"]}
+    follower = Follower("bus", stage.options(**more), stage.folder, stage.log.reader(), stage.folder, threading.Event())
+    stage.put(batch(ORDERS, [(Op.INSERT, 1, order(1))]))
+    follower.start()
+    follower.follow_to(stage.log.head)
+    copies = {key: stage.redis.hgetall(key) for key in ("cdc:{bus}:events",)}
+    stage.put(batch(ORDERS, [(Op.INSERT, 2, order(2))]))
+    follower.follow_to(stage.log.head)
+    stage.redis.delete("public.orders", *copies)
+    stage.redis.xadd("public.orders", {"id": "public.orders:1"}, "1-0")
+    for key, fields in copies.items():
+        stage.redis.hset(key, mapping=fields)
+    stage.put(batch(PAIRS, [(Op.INSERT, 3, {"a": "x", "b": "y", "v": "1"})]))
+    follower.follow_to(stage.log.head)
+    follower.close()
+    follower.release_lease()
+    assert [one for one, _ in stage.entries("public.orders")] == ["1-0", "2-0"]
+    assert follower.applied == stage.log.head
+
+
 def test_another_logs_events_are_not_mixed_in(stage: Stage) -> None:
     stage.put(batch(ORDERS, [(Op.INSERT, 1, order(1))]))
     stage.follow(begin="start")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cdc.outbox.event import Event, event
+from cdc.outbox.event import BadEvent, Event, event
 from cdc.outbox.message import BadMessage, body_of, parsed
 from tests.fuzz.damage import damaged
 from tests.fuzz.test_logical_messages import HOSTILE, OTHERS
@@ -23,6 +23,7 @@ WHOLE = {
     "payload": {"a": [1, {"b": None}]},
     "headers": {"c": "d"},
 }
+UNFIT = "its headers hold a character that Postgres cannot: U+0000, or half of a surrogate pair"
 
 
 def values(of: Event) -> tuple[Any, ...]:
@@ -57,6 +58,8 @@ def test_what_emit_writes_is_what_is_read(seed: int) -> None:
         (json.dumps({**WHOLE, "id": "secret"}), "its id is not a UUID"),
         (json.dumps({**WHOLE, "paylod": "secret"}), "it has members beside id, aggregate, key, type, payload and headers"),
         (json.dumps({**WHOLE, "headers": {"a": 1}}), "its headers are not an object of text by name"),
+        (json.dumps({**WHOLE, "headers": {"a": "secret\0"}}), UNFIT),
+        (json.dumps({**WHOLE, "headers": {"secret\ud800": "a"}}), UNFIT),
         (json.dumps({**WHOLE, "headers": ["a"]}), "its headers are not an object of text by name"),
         (json.dumps({**WHOLE, "payload": float("nan")}), "it is not a JSON object"),
         (json.dumps(WHOLE)[:-1] + ', "key": "7"}', "it is not a JSON object"),
@@ -84,3 +87,11 @@ def outcome_of(body: bytes) -> Event | BadMessage:
         return parsed(body)
     except BadMessage as bad:
         return bad
+
+
+@pytest.mark.parametrize("text", ["", "secret", "{} secret", '1,"key":"secret"', "NaN", "[" * 100_000])
+def test_a_payload_that_is_no_json_is_not_sent(text: str) -> None:
+    """Nobody would hear of it but whoever reads the status: of a table's row the column's type says it."""
+    with pytest.raises(BadEvent, match="the payload is not JSON's text") as refused:
+        body_of(event("order.placed", 7, {}, None, encode=lambda _: text))
+    assert "secret" not in str(refused.value)

@@ -85,9 +85,10 @@ class StreamChannel:
         return Outcome(len(events))
 
     def commit(self, cut: Cut) -> None:
-        now = self._writer().at(cut)
+        known = self._writer()
+        now = known.at(cut)
         fields = [item for pair in now.to_fields().items() for item in pair]
-        self._done(self._call(script.NOTE, [self._ledger], now.log, now.history, now.epoch, *fields))
+        self._done(self._call(script.NOTE, [self._ledger], now.log, now.history, now.epoch, int(known.progress), *fields))
         self._known = now
 
     def erase(self) -> None:

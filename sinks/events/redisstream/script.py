@@ -61,16 +61,18 @@ return {'DONE'}
 KEYS, its position, how many texts follow, and these."""
 
 NOTE: Final = """
-local held = redis.call('HMGET', KEYS[1], 'log', 'history', 'epoch')
-if not held[1] or held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then return {'LOST'} end
+local held = redis.call('HMGET', KEYS[1], 'log', 'history', 'epoch', 'progress')
+if not held[1] or not held[3] or held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then return {'LOST'} end
 if held[3] ~= ARGV[3] then
   if tonumber(held[3]) > tonumber(ARGV[3]) then return {'FENCED', held[3]} end
   return {'LOST'}
 end
-for n = 4, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[n], ARGV[n + 1]) end
+if held[4] ~= ARGV[4] then return {'LOST'} end
+for n = 5, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[n], ARGV[n + 1]) end
 return {'DONE'}
 """
-"""KEYS: the ledger. ARGV: log, history, epoch, then fields of the ledger and what they are from here on."""
+"""KEYS: the ledger. ARGV: log, history, epoch, how far the writer has come, then fields of the ledger and what they are from here on. A ledger that is not as far was
+restored since, and its entries with it: to note the cut there would pass over those that it lost."""
 
 BEGIN: Final = """
 local held = redis.call('HGET', KEYS[1], 'epoch')
