@@ -131,6 +131,7 @@ def test_an_event_whose_value_is_another_path_has_no_url(value: str | None) -> N
         "https://{key}.internal/",
         "https://user:s3cret@billing.internal/",
         "https://billing.internal/#{key}",
+        "https://billing.internal//{key}",
         "https://billing.internal/{password}",
         "https://billing.internal/{key",
         "https://billing.internal/{key!r}",
