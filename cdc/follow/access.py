@@ -133,7 +133,9 @@ class Opening:
             crashpoint("rebuild.written")
             self._reader.forget()
         if self.sink.traits.events and (seen := status.read_follower(self._run_dir, self._store)) is not None:
-            self.sink.commit(Cut(Position(seen.position), Lsn(seen.commit_lsn), seen.commit_ts_us))
+            # What it may have to read again it has not handed on.
+            position = seen.position if seen.returns_to is None else min(seen.position, seen.returns_to - 1)
+            self.sink.commit(Cut(Position(position), Lsn(seen.commit_lsn), seen.commit_ts_us))
         applied = self._above_others(lambda: self.sink.open(self._reader, self.lease.epoch))
         if self._reader.lineage() != lineage:
             self.sink.close()

@@ -280,6 +280,21 @@ def test_what_was_waiting_comes_after_a_restart_in_its_order(stage: Stage) -> No
     assert (kept.waiting, kept.requests) == ((), ())
 
 
+def test_what_was_waiting_comes_although_the_file_was_lost(stage: Stage) -> None:
+    stage.place("a", "b")
+    stage.follow(begin="now")
+    ill = True
+    stage.receiver.script = lambda _: Answer(503 if ill else 204)
+    waiting = stage.place("a", "a", "b")
+    assert stage.follow().status.returns_to == 3
+    (stage.folder / "deliveries" / "billing.json").unlink()
+    ill = False
+    before = len(stage.receiver.received)
+    waiting += stage.place("c")
+    stage.follow(begin="now")
+    assert {one.id for one in stage.receiver.received[before:]} == set(waiting)
+
+
 def test_several_events_go_as_one_array_with_one_signature(stage: Stage) -> None:
     stage.place(*"abcabc")
     stage.follow(batch=10, secret="s3cret")

@@ -53,6 +53,8 @@ def parsed(url: str, *, plain: bool) -> ReceiverAddress:
         raise ValueError("names a part of the event in its host: an event must not choose the receiver")
     if "@" in given.netloc:
         raise ValueError("holds a user: write `headers.Authorization` instead")
+    if given.path.startswith("//"):
+        raise ValueError("has a path that begins with //, behind which a client looks for another host")
     if given.fragment or "#" in url:
         raise ValueError("holds a #, behind which nothing is sent")
     if given.scheme == "http" and not plain and not is_loopback(host):

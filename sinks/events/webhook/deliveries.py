@@ -20,6 +20,7 @@ import random
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from sinks.events.webhook.retries import Retry
@@ -190,19 +191,21 @@ class Deliveries:
             self._list(queue)
 
     def restore(self, requests: Iterable[EventRequest], letters: Iterable[tuple[At, str]]) -> None:
-        """Goes on from what ``failing`` and ``letters`` were when these events were here before, in another process."""
+        """Goes on from what ``failing`` and ``letters`` were when these events were here before, in another process. A request whose events are not the first of
+        their queues any more, since the options order them otherwise now, is given up: its events go when their turn comes."""
         heads = {queue.events[0].at: queue for queue in self._queues.values() if queue.events}
         for at, reason in letters:
             if (head := heads.get(at)) is not None and head.letter is None:
                 self._unlist(head)
                 self._set_aside(head, reason)
         for request in requests:
-            queues = [self._queues.get(name) for name in dict.fromkeys(one.queue for one in request.events)]
-            if all(queue is not None and queue.request is None and queue.letter is None for queue in queues):
-                for queue in queues:
-                    assert queue is not None
-                    queue.request = request
-                    self._unlist(queue)
+            carried: dict[str, list[Outgoing]] = {}
+            for one in request.events:
+                carried.setdefault(one.queue, []).append(one)
+            if all(self._leads(name, events) for name, events in carried.items()):
+                for name in carried:
+                    self._queues[name].request = request
+                    self._unlist(self._queues[name])
                 self._rest(request)
 
     # --- events go ---------------------------------------------------------------------------------------------------------------
@@ -304,6 +307,13 @@ class Deliveries:
         if self._resting and (now is None or self._resting[0][0] <= now):
             return heapq.heappop(self._resting)[2]
         return None
+
+    def _leads(self, name: str, events: list[Outgoing]) -> bool:
+        """Whether these are the queue's first events, and nothing holds it up."""
+        queue = self._queues.get(name)
+        if queue is None or queue.request is not None or queue.letter is not None:
+            return False
+        return list(islice(queue.events, len(events))) == events
 
     def _rest(self, request: EventRequest) -> None:
         self._number += 1

@@ -122,7 +122,7 @@ def _unreadable(path: Path, what: str) -> StoreError:
     return StoreError(
         f"{path} {what}: it says which events were delivered",
         retryable=False,
-        hint="put a copy of it back; without it the store begins again as its `begin` says",
+        hint="put a copy of it back; without it events come again from where everything had been taken when the store was last seen",
     )
 
 

@@ -43,7 +43,8 @@ class Options(EventOptions):
     retry: Retry = Retry()
     """What becomes of an event that the receiver has not taken."""
     state_dir: Path | None = None
-    """The folder in which it stands how far events were delivered. Left out: `deliveries` in the log's folder. Lost, the store begins again as `begin` says."""
+    """The folder in which it stands how far events were delivered. Left out: `deliveries` in the log's folder. Lost, events come
+    again from where everything had been taken."""
 
     @property
     def secrets(self) -> tuple[SecretStr, ...]:

@@ -12,6 +12,7 @@ import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NameResolutionError, NewConnectionError, ReadTimeoutError, SSLError
 
 from cdc.version import VERSION
+from sinks.events.webhook.answer import PlainConnection, SecureConnection
 from sinks.events.webhook.deliveries import EventRequest
 from sinks.events.webhook.options import Options
 from sinks.events.webhook.signature import key_of, signed
@@ -67,6 +68,11 @@ class Receiver:
         self._pool.close()
 
     def _connected(self) -> urllib3.HTTPConnectionPool:
+        made = self._made()
+        made.ConnectionCls = SecureConnection if self._address.scheme == "https" else PlainConnection
+        return made
+
+    def _made(self) -> urllib3.HTTPConnectionPool:
         options = self._options
         given: dict[str, Any] = {
             "timeout": urllib3.Timeout(connect=options.timeout_s, read=options.timeout_s),

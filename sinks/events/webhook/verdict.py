@@ -79,7 +79,7 @@ def pause_of(retry_after: str | None, now_s: float) -> float | None:
         return min(float(text[:12]), AGAIN_S)
     try:
         found = parsedate_to_datetime(text)
-    except (TypeError, ValueError, IndexError):
+    except (TypeError, ValueError, IndexError, OverflowError):  # a year, or a zone, of twenty digits
         return None
     moment = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
     return min(max(0.0, moment.timestamp() - now_s), AGAIN_S)

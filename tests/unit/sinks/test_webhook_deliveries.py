@@ -263,6 +263,20 @@ def test_whatever_happens_each_key_is_in_order_and_nothing_is_lost(round_: int) 
             assert seen[key] == sorted(seen[key])
 
 
+def test_requests_of_another_order_are_not_restored_and_no_event_is_taken_for_another() -> None:
+    found = deliveries()
+    found.add([event(1, "c"), event(2, "c"), event(3, "c"), event(4, "d")])
+    second = EventRequest((event(2, "c"),), 1, 0.0, 0.0)  # by another key it was the first of its queue
+    both = EventRequest((event(1, "c"), event(4, "d")), 1, 0.0, 0.0)
+    found.restore([second, both], [])
+    sent = []
+    while (request := found.next(0.0)) is not None:
+        sent.append(positions(request))
+        found.answered(request, TAKEN, 0.0)
+    assert sent == [[1, 4], [2], [3]]
+    assert len(found) == 0
+
+
 def restored(before: Deliveries, rules: RequestRules, chance: random.Random) -> Deliveries:
     """As another process finds it."""
     found = Deliveries(rules, chance)

@@ -79,6 +79,8 @@ def test_retry_after_is_seconds_or_a_date() -> None:
     assert pause_of(formatdate(now + 90, usegmt=True), now) == 90.0
     assert pause_of(formatdate(now - 90, usegmt=True), now) == 0.0
     assert pause_of("9" * 400, now) == AGAIN_S
+    for far in (f"Mon, 01 Jan {'9' * 20} 00:00:00 GMT", f"Mon, 01 Jan 2030 00:00:00 +{'9' * 14}"):
+        assert pause_of(far, now) is None
     for nothing in (None, "", "soon", "-5", "1.5", "Mon, 99 Foo 2026", "\u0661"):
         assert pause_of(nothing, now) is None
 
@@ -129,6 +131,7 @@ def test_an_event_whose_value_is_another_path_has_no_url(value: str | None) -> N
         "https://{key}.internal/",
         "https://user:s3cret@billing.internal/",
         "https://billing.internal/#{key}",
+        "https://billing.internal//{key}",
         "https://billing.internal/{password}",
         "https://billing.internal/{key",
         "https://billing.internal/{key!r}",
