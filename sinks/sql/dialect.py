@@ -110,8 +110,8 @@ class Dialect(Protocol):
         """Raises ConfigError where the database has no such table."""
         ...
 
-    def same_name(self, place: TargetPlace) -> str:
-        """Equal for two places that the database takes for one."""
+    def same_name(self, name: str) -> str:
+        """Equal for two names, of places or of columns, that the database takes for one."""
         ...
 
     def database(self, store: str, options: Options, *, writing: bool = True) -> TargetDatabase:

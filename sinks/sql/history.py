@@ -6,8 +6,9 @@ open versions are the current rows. A row that comes again as it is, as in a sna
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 import numpy as np
@@ -22,7 +23,7 @@ from sinks.barrier import RowsBefore, TableBarrier, barrier_of
 from sinks.render.rowtext import SEPARATOR, join_key, row_keys, row_text
 from sinks.reshape import origins, same_origin
 from sinks.sql.dialect import SqlSession
-from sinks.sql.names import GONE, TargetPlace, quoted
+from sinks.sql.names import GONE, LONGEST, TargetPlace, quoted
 from sinks.sql.table import TargetTable, digested
 
 FROM_POSITION: Final = "valid_from_position"
@@ -178,9 +179,12 @@ class HistoryWriter:
         moving = {before: name for name, before in came.items() if before != name}
         for number, before in enumerate(moving):
             table.rename(before, f"_cdc_moving_{number}")
+        same = self._session.dialect.same_name
+        former = {same(name): name for name in table.columns}
         for name in new.names:
-            if name in table.columns and came.get(name) != name:
-                table.rename(name, f"{name}__until_{position}")
+            there = former.get(same(name))
+            if there is not None and there in table.columns and came.get(name) != there:
+                table.rename(there, _until(there, position, table.columns))
         for number, name in enumerate(moving.values()):
             table.rename(f"_cdc_moving_{number}", name)
         for field in new.fields:
@@ -195,9 +199,19 @@ class HistoryWriter:
         self.schema = new
 
 
+def _until(name: str, position: int, taken: Collection[str]) -> str:
+    """The name of a column that another one has taken the name of. Postgres would cut one that is too long, to one that may be there."""
+    for number in count():
+        end = f"__until_{position}{f'_{number}' if number else ''}".encode()
+        found = name.encode()[: LONGEST - len(end)].decode(errors="ignore") + end.decode()
+        if found not in taken:
+            return found
+    raise AssertionError
+
+
 def history_place(place: TargetPlace, said: bool | str) -> TargetPlace:
     """``said``: the option's value. Raises ConfigError for a name that the database would cut."""
     name = f"{place.name}_history" if said is True else str(said)
-    if len(name.encode()) > 63:
+    if len(name.encode()) > LONGEST:
         raise ConfigError(f"the history of {place} would be called {name}, which is too long", hint='give it a name: history = "…"')
     return TargetPlace(place.schema, name)

@@ -16,7 +16,7 @@ IDENTITY: Final = "_cdc_key"
 """The column of a digest of the whole row, in the table of a topic whose rows nothing else tells apart."""
 GONE: Final = "_cdc_deleted"
 """In what was staged for one statement: the row goes."""
-_LONGEST: Final = 63
+LONGEST: Final = 63
 """NAMEDATALEN - 1, in bytes: Postgres cuts longer names without an error."""
 _SIGN: Final = "Headwater: "
 
@@ -50,10 +50,10 @@ class TargetPlace:
 def place_of(schema: TopicSchema, template: str) -> TargetPlace:
     """Where the topic's table stands. Raises ConfigError for a name that the database would cut, or that is ours."""
     place = TargetPlace(template.replace(TEMPLATE, schema.namespace), schema.name)
-    too_long = next((name for name in (place.schema, place.name, *schema.names) if len(name.encode()) > _LONGEST), None)
+    too_long = next((name for name in (place.schema, place.name, *schema.names) if len(name.encode()) > LONGEST), None)
     if too_long is not None:
         raise ConfigError(
-            f"{schema.topic}: Postgres has no name of more than {_LONGEST} bytes, as {too_long} is", hint="give it a shorter one"
+            f"{schema.topic}: Postgres has no name of more than {LONGEST} bytes, as {too_long} is", hint="give it a shorter one"
         )
     if place.schema in (LEDGER_SCHEMA, "information_schema", "pg_catalog") or place.schema.startswith("pg_"):
         raise ConfigError(

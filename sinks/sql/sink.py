@@ -131,7 +131,7 @@ class SqlSink:
             said = self.options.history_of(schema.topic)
             beside = {history_topic(schema.topic): history_place(place, said)} if said else {}
             for topic, one in ({schema.topic: place} | beside).items():
-                if (other := taken.setdefault(self._dialect.same_name(one), topic)) != topic:
+                if (other := taken.setdefault(self._dialect.same_name(str(one)), topic)) != topic:
                     raise ConfigError(
                         f"stores.{self.name}: {other} and {topic} would both be the table {one}",
                         hint='let the namespace contain {schema}, as in "copy_{schema}"',

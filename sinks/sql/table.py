@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from cdc.errors import StopState, StoreError
 from cdc.model.topic import TopicField, TopicSchema
-from sinks.reshape import origins
+from sinks.reshape import origins, rekeyed
 from sinks.sql.dialect import Dialect, SqlSession, StagedRows
 from sinks.sql.names import GONE, IDENTITY, TableSign, TargetPlace, quoted
 from sinks.sql.owncolumns import OwnColumns
@@ -139,6 +139,9 @@ class TargetTable(ABC):
 
     def evolve(self, old: TopicSchema, new: TopicSchema, *, emptied: bool) -> None:
         """Rows under ``old`` become what they would be under ``new``. ``emptied``: there are none."""
+        if self.own.deleted is not None and not emptied and rekeyed(old, new):
+            # What the new key has told apart among live rows it may not among those that are gone.
+            self._session.run(f"delete from {self.place.sql} t where not ({self.own.live})")
         came = {} if emptied and old.holding != new.holding else origins(old, new)
         self._keep_columns(
             old, {name: field.name for name, field in came.items() if field is not None and field.name in self.columns}

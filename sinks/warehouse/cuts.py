@@ -82,17 +82,14 @@ class CutsTable:
         self._expired_at = time.monotonic()
 
     def snapshots(self) -> set[int]:
-        """Those that a row names."""
-        return {snapshot for row in self._rows or () for _, snapshot in row["snapshots"]}
+        """Those that a row names. Raises StoreError."""
+        return {snapshot for row in self._known() for _, snapshot in row["snapshots"]}
 
     def record(self, signed: Signed, snapshots: Mapping[str, int]) -> None:
         """Adds the row of this cut. Raises StoreError."""
         table, now = self._opened(), datetime.now(UTC)
-        if self._rows is None:
-            table.refresh()
-            self._rows = [row for file, _ in table.files() for row in self._read(file.path)]
         row = row_of(signed.mark.cut, snapshots, now)
-        rows = [one for one in self._rows if now - one["written_at"] <= self._keep and one["position"] < row["position"]]
+        rows = [one for one in self._known() if now - one["written_at"] <= self._keep and one["position"] < row["position"]]
         self._replace(table, signed, [*rows, row])
         if time.monotonic() - self._expired_at > _EXPIRE_EVERY_S:
             self._expired_at = time.monotonic()
@@ -100,6 +97,13 @@ class CutsTable:
                 table.expire(int((now - self._keep).timestamp() * 1000))
             except (CommitConflict, CommitUnknown):
                 self._rows = None  # looked at again by the next one
+
+    def _known(self) -> list[dict[str, Any]]:
+        if self._rows is None:
+            table = self._opened()
+            table.refresh()
+            self._rows = [row for file, _ in table.files() for row in self._read(file.path)]
+        return self._rows
 
     def _replace(self, table: IcebergTable, signed: Signed, rows: list[dict[str, Any]]) -> None:
         self._rows = None

@@ -299,7 +299,7 @@ class Warehouse:
             self._staging.drop(name)
         self._staging.clear()
         nothing = self._mark_the_others(signed)
-        if tables.cuts is not None:
+        if tables.cuts is not None and not tables.beyond(signed.mark.cut):
             tables.cuts.record(signed, tables.snapshots(extent.selected().values()))
         with self._register.committing(self._parts.number) if self._generation is None else nullcontext():
             ledger.record(signed, nothing)

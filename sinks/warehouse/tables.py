@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from cdc.errors import StoreError
+from cdc.model.position import Cut
 from cdc.model.topic import TopicSchema
 from sinks.warehouse.catalog import Catalog, IcebergTable
 from sinks.warehouse.columns import first_schema
@@ -70,6 +71,10 @@ class WarehouseTables:
                 namespace, name = self.path(schema)
                 found[".".join((*namespace, name))] = place.iceberg.snapshot
         return found
+
+    def beyond(self, cut: Cut) -> bool:
+        """Whether a table holds more than the cut: a writer that ended within a commit has left it so, and no snapshot of it is at the cut."""
+        return any(place.position > cut.position for place in self)
 
     def _read_by_somebody(self) -> set[int]:
         return self._scratch.pins() | (set() if self.cuts is None else self.cuts.snapshots())

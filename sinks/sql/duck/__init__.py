@@ -45,8 +45,8 @@ class DuckDialect:
                     hint="rename one of them for this store (rename)",
                 )
 
-    def same_name(self, place: TargetPlace) -> str:
-        return str(place).lower()
+    def same_name(self, name: str) -> str:
+        return name.lower()
 
     def database(self, store: str, options: Options, *, writing: bool = True) -> TargetDatabase:  # noqa: ARG002
         return DuckDatabase(self, store, options)

@@ -36,8 +36,8 @@ class PostgresDialect:
     def refuse(self, schema: TopicSchema) -> None:
         """Whatever a source has, fits."""
 
-    def same_name(self, place: TargetPlace) -> str:
-        return str(place)
+    def same_name(self, name: str) -> str:
+        return name
 
     def database(self, store: str, options: Options, *, writing: bool = True) -> TargetDatabase:
         return PostgresDatabase(self, store, options, writing=writing)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
@@ -19,6 +20,7 @@ from cdc.model.topic import TopicSchema
 from sinks.contract import EpochPassed
 from sinks.sparksession import use_session
 from sinks.warehouse import Options, Warehouse, ledger
+from sinks.warehouse import sink as sink_module
 from sinks.warehouse.catalog import Changes, Gone
 from sinks.warehouse.failures import CommitConflict
 from sinks.warehouse.tablescan import live_rows
@@ -209,3 +211,72 @@ def test_the_table_of_cuts_names_one_moment_of_several_tables(spark: Any, lake_o
     again = shop.sink(cuts=True, keep_snapshots_s=0)
     shop.brought(again, upserts(ORDERS, 4, [order(4)]), 4)
     assert [row.position for row in spark.sql(f"select position from {lake}.headwater.cuts").collect()] == [4]
+
+
+def test_a_cut_that_a_table_has_passed_has_no_row(
+    spark: Any, lake_of: Callable[[str], Lake], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer was killed between two tables of a commit, and its follower takes smaller steps since."""
+    shop = LakeShop(spark, lake_of("sql"), tmp_path / "lake")
+    first = shop.sink(cuts=True)
+    first.apply(upserts(PAIRS, 1, [{"a": "1", "b": "2", "v": "x"}]))
+    shop.log.put(upserts(PAIRS, 1, [{"a": "1", "b": "2", "v": "x"}]))
+    shop.brought(first, upserts(ORDERS, 2, [order(1)]), 2)
+    orders, pairs = upserts(ORDERS, 3, [order(1, "three")]), upserts(PAIRS, 4, [{"a": "1", "b": "2", "v": "four"}])
+    later = upserts(ORDERS, 5, [order(1, "five")])
+    tables: list[str] = []
+
+    def killed(point: str) -> None:
+        tables.append(point)
+        if tables.count("warehouse.before_table") == 2:
+            raise KeyboardInterrupt
+
+    for changes in (orders, pairs, later):
+        shop.log.put(changes)
+    shop.log.reach(cut(5))
+    for changes in (orders, later, pairs):
+        first.apply(changes)
+    with monkeypatch.context() as patched:
+        patched.setattr(sink_module, "crashpoint", killed)
+        with pytest.raises(KeyboardInterrupt):
+            first.commit(cut(5))
+    again = shop.sink(cuts=True)
+    assert again.applied() == cut(2)
+    assert again._opened()[2].places[ORDERS.qualified].position == 5
+    again.apply(orders)
+    again.apply(pairs)
+    again.commit(cut(4))
+    assert [row["position"] for row in rows_of_cuts(again)] == [2], "orders has no snapshot at 4"
+    again.apply(later)
+    again.commit(cut(5))
+    assert [row["position"] for row in rows_of_cuts(again)] == [2, 5]
+
+
+def test_what_the_cuts_name_stays_though_their_own_table_could_not_be_tidied(
+    spark: Any, lake_of: Callable[[str], Lake], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = LakeShop(spark, lake_of("sql"), tmp_path / "lake")
+    sink = shop.sink(cuts=True)
+    shop.brought(sink, upserts(ORDERS, 1, [order(1)]), 1)
+    tables = sink._opened()[2]
+    assert tables.cuts is not None
+    own, tables.cuts._expired_at = tables.cuts._opened(), float("-inf")
+
+    def refused(*_: Any) -> None:
+        raise CommitConflict
+
+    monkeypatch.setattr(own, "expire", refused)
+    shop.brought(sink, upserts(ORDERS, 2, [order(2)]), 2)
+    named = {snapshot for row in rows_of_cuts(sink) for _, snapshot in row["snapshots"]}
+    assert len(named) == 2
+    assert tables.cuts.snapshots() == named
+    shop.brought(sink, upserts(ORDERS, 3, [order(3)]), 3)
+    assert [row["position"] for row in rows_of_cuts(sink)] == [1, 2, 3]
+
+
+def rows_of_cuts(sink: Warehouse) -> list[dict[str, Any]]:
+    """As they stand in the table."""
+    assert sink._catalog is not None
+    table = sink._catalog.load(("headwater",), "cuts")
+    assert table is not None
+    return [row for file, _ in table.files() for row in pq.read_table(file.path).to_pylist()]
