@@ -33,6 +33,8 @@ def welcome(stage: Stage, python: str) -> str:
 
   Warehouse: delays by airline (starts Spark: some seconds)
     {warehouse_command(stage, python)}
+
+  The stores bus (a stream) and tower (POST requests) get the events of diverted flights, which the end of the tour looks for.
 """
 
 
@@ -74,7 +76,7 @@ def _standing(follower: dict[str, Any]) -> str:
     if follower["state"] in ("starting", "waiting"):
         return "starting"
     if loading is not None:
-        left = "" if loading["eta_s"] is None else f", {loading['eta_s']:.0f} s left"
+        left = "" if loading["eta_s"] is None or loading["rows_per_s"] < 1 else f", {loading['eta_s']:.0f} s left"
         return f"{100 * loading['done'] // max(loading['total'], 1)} % ({loading['rows_per_s']:,.0f}/s{left})"
     if lag is None:
         return "starting"

@@ -237,11 +237,15 @@ def read(path: Path) -> WrittenFile:
         raise ConfigError(f"{path} is not UTF-8 text") from None
 
 
+_TABLES_TWICE: Final = "beside [stores.NAME.tables.…], what tables = [...] says is select = [...] in [stores.NAME.tables]"
+
+
 def _parsed(path: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        hint = _TABLES_TWICE if "'tables', " in str(error) else None
+        raise ConfigError(f"{path} is not valid TOML: {error}", hint=hint) from None
     except (RecursionError, ValueError):
         raise ConfigError(f"{path} is not valid TOML: nested too deep, or a number of too many digits") from None
 

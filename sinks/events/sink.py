@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
-from cdc.errors import ConfigError, PositionGone, Stopped, StoreError
+from cdc.errors import ConfigError, PositionGone, Stopped, StopState, StoreError
 from cdc.log.contract import COMES_WITH_CAPTURE, LogReader, selected
 from cdc.model.batch import OP, POSITION, Op, first_position, topic_schema
 from cdc.model.evolution import topic_change_of
@@ -89,9 +89,14 @@ class EventSink:
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
         self.close()
         lineage = log.lineage()
-        if lineage is None:
+        if lineage is None and epoch is not None:
             raise StoreError(f"there is no log for store {self.name} yet", retryable=True, hint=COMES_WITH_CAPTURE)
         found = self._channel.standing()
+        if lineage is None:
+            if found is not None:
+                others = f"store {self.name} is at a place of another log ({found.log}); there is none yet in log.dir"
+                raise Stopped(StopState.OTHER_LOG, others, hint=_ANEW)
+            return ZERO_CUT
         if found is None and epoch is None:
             self._followed.begin(log, lineage, writing=False)
             return ZERO_CUT

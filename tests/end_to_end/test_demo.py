@@ -205,6 +205,7 @@ def test_the_stage_starts_in_a_second_and_keeps_what_it_had(opensearch: object, 
         assert here.page in text
         assert here.opensearch.url in text
         assert here.valkey.url in text
+        assert all(store in text for store in EVENT_STORES)
     finally:
         here.stop()
     again = set_up(folder, fresh=False, say=said.append)
@@ -519,7 +520,7 @@ def test_progress_is_one_line_with_every_store() -> None:
             _follower("search", lag={"changes": 1200}),
             _follower("board", state="starting", lag=None),
             _follower("warehouse", lag={"changes": 5800}, catch_up=firstload),
-            _follower("events", lag={"changes": 5800}, catch_up={**firstload, "rows_per_s": 0.0, "eta_s": None}),
+            _follower("events", lag={"changes": 5800}, catch_up={**firstload, "rows_per_s": 0.2, "eta_s": 40_000.0}),
             _follower("other"),
         ],
     }

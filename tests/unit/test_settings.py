@@ -368,6 +368,13 @@ def test_files_that_are_no_configuration(file: Path, content: bytes, what: str) 
         load(file, options_model)
 
 
+def test_a_list_of_tables_beside_options_of_one_of_them_says_how_both_are_written(file: Path) -> None:
+    file.write_text('[stores.c]\ntables = ["public.*"]\n[stores.c.tables."public.orders"]\nkey = "o:{id}"\n')
+    with pytest.raises(ConfigError, match="not valid TOML") as refused:
+        load(file, options_model)
+    assert refused.value.hint is not None and "select = [...]" in refused.value.hint
+
+
 def test_no_file(file: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load(file, options_model)

@@ -260,7 +260,7 @@ function drawStore(follower) {
     say(under, "nothing applied yet");
   } else if (lag.changes === 0) {
     say(big, "in step");
-    say(under, "holds everything in the log");
+    say(under, "nothing in the log waits for it");
   } else {
     say(big, lag.seconds > 0 || follower.commit_ts ? duration(lag.seconds) : "behind");
     say(under, `behind: ${compactCount(lag.changes)} changes, ${bytes(lag.bytes)}`);

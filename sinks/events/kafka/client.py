@@ -81,7 +81,8 @@ def require_client(store: str) -> None:
         import confluent_kafka  # noqa: F401
     except ImportError:
         raise ConfigError(
-            f"store {store} of kind kafka needs Kafka's client, which is not installed", hint="pip install 'headwater[kafka]'"
+            f"store {store} of kind kafka needs Kafka's client, which is not installed",
+            hint="make setup installs it; elsewhere: pip install '.[kafka]' in Headwater's folder",
         ) from None
 
 

@@ -72,4 +72,4 @@ def test_without_the_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(ConfigError, match="needs Kafka's client") as refused:
         make_sink("bus", options())
-    assert refused.value.hint == "pip install 'headwater[kafka]'"
+    assert refused.value.hint == "make setup installs it; elsewhere: pip install '.[kafka]' in Headwater's folder"
