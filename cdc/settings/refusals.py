@@ -88,6 +88,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
+    """Whether the host is this machine by its name: nobody can read along on the way to it."""
     if host.lower() == "localhost":
         return True
     try:

@@ -383,11 +383,14 @@ def _tour(answers: dict[str, Any], now: list[float]) -> tuple[tour.Tour, list[st
     return tour.Tour(begin, said.append, accidents, lambda: now[0]), said, begun, accidents
 
 
-def _to_its_end(trip: tour.Tour) -> None:
+def _to_its_end(trip: tour.Tour, now: list[float] | None = None) -> None:
+    """``now``: the tour's clock, which goes on by ten seconds with each look."""
     while not trip.over:
         trip.look(SETTLED)
         if trip.running is not None:
             trip.running.wait(60)
+        if now is not None:
+            now[0] += 10
 
 
 def test_the_tour_begins_after_the_first_minutes_and_has_three_stations() -> None:
@@ -459,11 +462,7 @@ def test_a_tour_whose_flight_is_never_set_aside_ends() -> None:
     now = [0.0]
     trip, said, _, _ = _tour({"bootstrap": BUILT, "audit": REPAIRED, "ls": {"letters": []}}, now)
     trip.after_s = 0
-    while not trip.over:
-        trip.look(SETTLED)
-        if trip.running is not None:
-            trip.running.wait(60)
-        now[0] += 50
+    _to_its_end(trip, now)
     assert "lists nothing" in "\n".join(said)
 
 
@@ -472,11 +471,7 @@ def test_a_tour_whose_event_does_not_come_to_all_ends() -> None:
     answers: dict[str, Any] = {"ls": {"letters": [LETTER]}, "replay": {"letters": []}, "edit": {"letters": []}}
     trip, said, _, accidents = _tour({"bootstrap": BUILT, "audit": REPAIRED, **answers}, now)
     trip.after_s, accidents.receives = 0, False
-    while not trip.over:
-        trip.look(SETTLED)
-        if trip.running is not None:
-            trip.running.wait(60)
-        now[0] += 10
+    _to_its_end(trip, now)
     assert "has not come to all after 120 s: {'bus': 1, 'tower': 0}" in "\n".join(said)
 
 

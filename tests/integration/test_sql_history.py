@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pytest
 
@@ -19,39 +18,17 @@ from cdc.model.pgtypes import INT4, INT8, TEXT
 from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
 from sinks.sql.history import history_topic
-from tests.contract.labs import LABS, Lab
+from tests.contract.labs import Lab
 from tests.contract.rows import ORDERS, Row, batch, order, schema, upserts
 from tests.contract.test_marks import heal, step
 from tests.contract.test_rebuild import rebuild
 from tests.contract.test_sinks import held
+from tests.integration.sqllabs import Ask, ask, lab
 
-Ask = Callable[[str], list[tuple[Any, ...]]]
+__all__ = ["ask", "lab"]
+
 KEPT = {"tables": {"public.orders": {"history": True}}}
 PAGE = (Path(__file__).resolve().parents[2] / "docs/warehouses.md").read_text(encoding="utf-8")
-
-
-@pytest.fixture(params=["sql", "sql-duckdb"])
-def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
-    made = LABS[request.param](request.getfixturevalue)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def ask(lab: Lab, request: pytest.FixtureRequest) -> Ask:
-    """As a reader does."""
-
-    def of_file(query: str) -> list[tuple[Any, ...]]:
-        path: Path = request.getfixturevalue("tmp_path") / "lab.duckdb"
-        with duckdb.connect(str(path)) as connection:
-            return connection.execute(query).fetchall()
-
-    def of_server(query: str) -> list[tuple[Any, ...]]:
-        with request.getfixturevalue("postgres").connect() as connection:
-            found: list[tuple[Any, ...]] = connection.execute(query).fetchall()
-            return found
-
-    return of_file if "duckdb" in lab._options["url"] else of_server
 
 
 SPANS = "select id, status, valid_from_position, valid_to_position from public.orders_history order by id, valid_from_position"

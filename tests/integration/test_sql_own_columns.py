@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import duckdb
 import pytest
 
 from cdc.errors import ConfigError
 from cdc.model.batch import Op
 from cdc.model.topic import TopicSchema
-from tests.contract.labs import LABS, Lab
+from tests.contract.labs import Lab
 from tests.contract.rows import ORDERS, batch, order, schema, upserts
 from tests.contract.test_marks import bring, step
 from tests.contract.test_rebuild import rebuild
 from tests.contract.test_sinks import held
+from tests.integration.sqllabs import Ask, ask, lab
 
-Ask = Callable[[str], list[tuple[Any, ...]]]
+__all__ = ["ask", "lab"]
+
 OWN = {"deleted": "is_deleted", "loaded_at": "loaded at"}
-
-
-@pytest.fixture(params=["sql", "sql-duckdb"])
-def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
-    made = LABS[request.param](request.getfixturevalue)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def ask(lab: Lab, request: pytest.FixtureRequest) -> Ask:
-    """As a reader does."""
-
-    def of_file(query: str) -> list[tuple[Any, ...]]:
-        path: Path = request.getfixturevalue("tmp_path") / "lab.duckdb"
-        with duckdb.connect(str(path)) as connection:
-            return connection.execute(query).fetchall()
-
-    def of_server(query: str) -> list[tuple[Any, ...]]:
-        with request.getfixturevalue("postgres").connect() as connection:
-            found: list[tuple[Any, ...]] = connection.execute(query).fetchall()
-            return found
-
-    return of_file if "duckdb" in lab._options["url"] else of_server
 
 
 STATE = "select id, is_deleted from public.orders order by id"

@@ -5,12 +5,13 @@ An event's values stand in the path or the query only, and stay one segment of i
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Formatter
 from typing import Final
 from urllib.parse import quote, urlsplit
+
+from cdc.settings.refusals import is_loopback
 
 PLACES: Final = ("topic", "type", "op", "key")
 """The parts of an event that a URL may name (``sinks.events.event``)."""
@@ -61,16 +62,6 @@ def parsed(url: str, *, plain: bool) -> ReceiverAddress:
         raise ValueError("is http, so anybody on the way may read along: use https, or set plain_http = true")
     target = (given.path or "/") + (f"?{given.query}" if given.query else "")
     return ReceiverAddress(given.scheme, host, port or (443 if given.scheme == "https" else 80), _parts(target))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether the host is this machine by its name: nobody can read along on the way to it."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 _NOT_ONE: Final = 'is not an address such as "https://billing.internal/hooks/{type}"'
