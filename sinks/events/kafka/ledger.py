@@ -87,7 +87,8 @@ class Ledger:
         """Removes the topic."""
         with self._brokers.errors(self.topic, self._listen):
             if self._exists():
-                self._done(self._admin().delete_topics([self.topic], operation_timeout=self._timeout_s)[self.topic])
+                admin = self._admin()  # what it was asked fails once nobody holds it
+                self._done(admin.delete_topics([self.topic], operation_timeout=self._timeout_s)[self.topic])
         self.close()
 
     def close(self) -> None:
@@ -126,6 +127,7 @@ class Ledger:
                     raise StoreError(f"store {self._brokers.store}: no broker answers in time ({self.topic})", retryable=True)
                 error = message.error()
                 if error is None:
+                    self._refuse_other_store(message.key())
                     last = message.value() or last
                 elif error.name() == "_PARTITION_EOF":
                     return None if last is None else self._standing(last)
@@ -134,10 +136,19 @@ class Ledger:
         finally:
             reader.unassign()
 
+    def _refuse_other_store(self, key: bytes | None) -> None:
+        """Two stores in one ledger would each go on from where the other is, and shut each other out."""
+        if key != self._brokers.store.encode():
+            raise StoreError(
+                f"store {self._brokers.store}: {self.topic} has messages that are not this store's: another store, or another program, writes there",
+                retryable=False,
+                hint=f"name another topic in stores.{self._brokers.store}.ledger, with which the store begins as a new one",
+            )
+
     def _standing(self, value: bytes) -> EventStanding:
         try:
             return EventStanding.of(json.loads(value))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise StoreError(
                 f"store {self._brokers.store}: the last message of {self.topic} is not one that we wrote",
                 retryable=False,
