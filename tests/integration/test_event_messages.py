@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, Message, TopicPartition, murmur2
+from confluent_kafka import Consumer, Message, Producer, TopicPartition, murmur2
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from cdc.embedded.kafka import Kafka
@@ -236,6 +236,35 @@ def test_a_ledger_that_would_forget_or_has_forgotten_is_refused(stage: Stage) ->
         stage.opened(3)
     assert not gone.value.retryable
     assert stage.statuses() == [(1, "new")]
+
+
+def test_a_ledger_of_another_store_is_refused(stage: Stage) -> None:
+    stage.put(batch(ORDERS, [(Op.INSERT, 1, order(1))]))
+    stage.follow()
+    other = make("other", stage.options(ledger=f"__{stage.prefix}.bus", topic=f"{stage.prefix}.copy"))
+    with pytest.raises(StoreError, match=r"messages that are not this store's") as refused:
+        other.open(stage.log.reader(), 1)
+    assert not refused.value.retryable
+    other.close()
+
+
+def test_a_ledger_that_is_no_longer_wanted_is_removed(stage: Stage) -> None:
+    store = stage.opened(1)
+    assert store.applied() == cut(0)
+    store.erase()
+    assert make("bus", stage.options()).open(stage.log.reader()) == cut(0)
+    assert f"__{stage.prefix}.bus" not in AdminClient(stage.quiet).list_topics(timeout=60).topics
+
+
+def test_a_ledger_whose_last_message_is_not_ours_is_refused(stage: Stage) -> None:
+    stage.put(batch(ORDERS, [(Op.INSERT, 1, order(1))]))
+    stage.follow()
+    producer = Producer(stage.quiet)
+    producer.produce(f"__{stage.prefix}.bus", b"[" * 100_000, b"bus", partition=0)
+    assert producer.flush(60) == 0
+    with pytest.raises(StoreError, match="is not one that we wrote") as refused:
+        stage.opened(2)
+    assert not refused.value.retryable
 
 
 def test_an_event_that_is_too_long_is_named(stage: Stage) -> None:

@@ -295,6 +295,16 @@ def test_what_was_waiting_comes_although_the_file_was_lost(stage: Stage) -> None
     assert {one.id for one in stage.receiver.received[before:]} == set(waiting)
 
 
+def test_a_folder_that_cannot_be_read_makes_the_store_wait(stage: Stage) -> None:
+    stage.place("a")
+    (stage.folder / "deliveries").write_text("a file where a folder should be")
+    sink = make("billing", stage.options())
+    with pytest.raises(StoreError, match="store billing: ") as refused:
+        sink.open(stage.log.reader(), 1)
+    assert refused.value.retryable
+    sink.close()
+
+
 def test_several_events_go_as_one_array_with_one_signature(stage: Stage) -> None:
     stage.place(*"abcabc")
     stage.follow(batch=10, secret="s3cret")

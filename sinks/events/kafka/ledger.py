@@ -153,6 +153,7 @@ class Ledger:
                     raise StoreError(f"store {self._brokers.store}: no broker answers in time ({self.topic})", retryable=True)
                 error = message.error()
                 if error is None:
+                    self._refuse_other_store(message.key())
                     last = message.value() or last
                 elif error.name() == "_PARTITION_EOF":
                     self._seen = message.offset() or 0
@@ -162,10 +163,19 @@ class Ledger:
         finally:
             reader.unassign()
 
+    def _refuse_other_store(self, key: bytes | None) -> None:
+        """Two stores in one ledger would each go on from where the other is, and shut each other out."""
+        if key != self._brokers.store.encode():
+            raise StoreError(
+                f"store {self._brokers.store}: {self.topic} has messages that are not this store's: another store, or another program, writes there",
+                retryable=False,
+                hint=f"name another topic in stores.{self._brokers.store}.ledger, with which the store begins as a new one",
+            )
+
     def _standing(self, value: bytes) -> EventStanding:
         try:
             return EventStanding.of(json.loads(value))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise StoreError(
                 f"store {self._brokers.store}: the last message of {self.topic} is not one that we wrote",
                 retryable=False,

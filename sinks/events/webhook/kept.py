@@ -6,7 +6,8 @@ file was not written yet are sent again after a crash, under the same ids.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -67,8 +68,11 @@ class KeptFile:
         return self.kept is not None and self._look() == self._stamp
 
     def found(self) -> KeptDeliveries | None:
-        """Its content now; ``kept`` itself while it is ours. Raises StoreError where it is damaged."""
-        return self.kept if self.ours else KEPT.load(self._path)
+        """Its content now; ``kept`` itself while it is ours. Raises StoreError where it is damaged, or the disk refuses."""
+        if self.ours:
+            return self.kept
+        with self._disk():
+            return KEPT.load(self._path)
 
     def refuse_others(self) -> None:
         """Raises StoreError where another process has written it, or it is gone: it has to be read again."""
@@ -81,10 +85,8 @@ class KeptFile:
 
     def write(self, kept: KeptDeliveries) -> None:
         """Durable on return. Raises StoreError (retryable) where the disk refuses."""
-        try:
+        with self._disk():
             KEPT.save(self._path, kept)
-        except OSError as error:
-            raise StoreError(f"store {self._store}: {described(error)}", retryable=True, hint=GOES_ON) from None
         self.kept, self._stamp = kept, self._look()
 
     def remove(self) -> None:
@@ -92,11 +94,20 @@ class KeptFile:
         KEPT.remove(self._path)
         self.kept, self._stamp = None, None
 
-    def _look(self) -> _Stamp:
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        """Raises StoreError (retryable) where the disk refuses."""
         try:
-            found = self._path.stat()
-        except FileNotFoundError:
-            return None
+            yield
+        except OSError as error:
+            raise StoreError(f"store {self._store}: {described(error)}", retryable=True, hint=GOES_ON) from None
+
+    def _look(self) -> _Stamp:
+        with self._disk():
+            try:
+                found = self._path.stat()
+            except FileNotFoundError:
+                return None
         return found.st_ino, found.st_mtime_ns, found.st_size
 
 
