@@ -139,6 +139,22 @@ def test_a_folder_that_is_not_there_and_names_that_differ_by_case_are_named(lab:
         lab.sink().foresee([TopicSchema.of(twice)])
 
 
+def test_an_older_copy_beside_a_later_log_of_changes_says_what_to_do_and_the_store_goes_on(lab: Lab, path: Path) -> None:
+    step(lab, lab.opened(), *FIRST)
+    older = path.read_bytes()
+    step(lab, lab.opened(), *SECOND)
+    killed = f"import duckdb, os; c = duckdb.connect({str(path)!r}); c.execute('create table theirs (i int)'); os._exit(9)"
+    subprocess.run([sys.executable, "-c", killed], check=False)
+    wal = path.with_name("lab.duckdb.wal")
+    assert wal.exists(), "whoever was killed has left it"
+    path.write_bytes(older)
+    with pytest.raises(StoreError) as refused:
+        lab.opened()
+    assert refused.value.hint == "the file was put back, and lab.duckdb.wal beside it belongs to another copy: move that one away"
+    wal.unlink()
+    whole(lab, heal(lab))
+
+
 def test_a_follower_keeps_it_as_the_source_is_and_the_audit_agrees(postgres: Database, tmp_path: Path) -> None:
     path = tmp_path / "reports.duckdb"
     with connect(postgres.dsn) as source:

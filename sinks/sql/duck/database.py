@@ -142,10 +142,11 @@ class DuckDatabase:
         said = (
             type(error).__name__ if isinstance(error, _QUOTING) else (str(error).strip().splitlines() or [type(error).__name__])[0]
         )
+        hint = f"see that the folder of stores.{self._store}.url is there, that this account may write there, and that its disk has room"
+        if "replaying WAL" in said:
+            hint = f"the file was put back, and {self._path.name}.wal beside it belongs to another copy: move that one away"
         return StoreError(
-            f"the database of store {self._store} says: {said}",
-            retryable=isinstance(error, _WAITING_HELPS),
-            hint=f"see that the folder of stores.{self._store}.url is there, that this account may write there, and that its disk has room",
+            f"the database of store {self._store} says: {said}", retryable=isinstance(error, _WAITING_HELPS), hint=hint
         )
 
 
