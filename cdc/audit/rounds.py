@@ -42,6 +42,7 @@ RETRY_S: Final = 15.0
 SHOWN_S: Final = 5.0
 """So often it is written how far the range at hand is."""
 _MOVES: Final = "its follower is on its way to another state"
+_RESTS: Final = "a start has enough to do; it goes on audit.pause_s after it"
 
 _log = structlog.get_logger("audit")
 
@@ -175,6 +176,7 @@ class StoreRound:
         if self._asked_again():
             return True
         if self._audit.rests:
+            self._audit.show(self._name, known, replace(standing, waits=_RESTS))
             return False
         if standing.ended_at >= standing.round_at and 0 <= now - standing.ended_at < settings.audit.pause_s:
             self._audit.show(self._name, known, replace(standing, waits=None))

@@ -169,7 +169,7 @@ def _followers(followers: Iterable[FollowerReport]) -> Iterator[Metric]:
     letters = [(f.store, one) for f in known for one in sorted(f.aside, key=lambda one: -one.letters)[:MAX_TABLES]]
     yield gauge(
         "headwater_store_dead_letters",
-        "Rows that the store cannot hold now: aside (nobody has decided about them), edited, accepted.",
+        "Rows that the store cannot hold now, and events that a receiver has refused: aside (nobody has decided about them), edited, accepted.",
         [
             ((store, one.table, state), count)
             for store, one in letters

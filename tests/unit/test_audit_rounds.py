@@ -91,6 +91,15 @@ def test_what_was_seen_while_the_options_changed_is_no_finding(settings: Setting
     assert found.problem is not None
 
 
+def test_a_start_leaves_no_word_about_what_is_over(settings: Settings) -> None:
+    """Before the first round begins, the store's follower follows for long."""
+    later = settings.model_copy(update={"audit": Audit(pause_s=9e9)})
+    audit = ContinuousAudit(later, lambda: {"copy": OPTIONS}, threading.Event())
+    known = rounds._Store(OPTIONS, AuditStanding(waits="its follower does not run"))
+    assert not StoreRound(audit, "copy", known, LooseLog().reader(), Budget(1.0, threading.Event())).step()
+    assert known.standing.waits == rounds._RESTS
+
+
 def test_a_clock_that_is_set_back_ends_a_round_and_keeps_nothing_from_being_compared() -> None:
     now = time.time()
     later = now + 1e6

@@ -372,8 +372,7 @@ def test_a_list_of_tables_beside_options_of_one_of_them_says_how_both_are_writte
     file.write_text('[stores.c]\ntables = ["public.*"]\n[stores.c.tables."public.orders"]\nkey = "o:{id}"\n')
     with pytest.raises(ConfigError, match="not valid TOML") as refused:
         load(file, options_model)
-    assert refused.value.hint is not None
-    assert "select = [...]" in refused.value.hint
+    assert "select = [...]" in str(refused.value.hint)
 
 
 def test_no_file(file: Path) -> None:
