@@ -309,6 +309,7 @@ def test_an_update_stops_capture_where_that_was_said(postgres: Database, tmp_pat
     capture.until_snapshot_done()
     with connection.transaction():
         id = emit(connection, "order.placed", 1, {})
+    capture.until_lsn(wal_end(connection))  # else both transactions may come at once, and neither is taken then
     with connection.transaction():
         connection.execute("update outbox set type = 'another'")
         emit(connection, "order.placed", 2, {})
