@@ -123,8 +123,9 @@ class ContinuousAudit(BackgroundPart):
                 waits = _MOVES
         if problems or waits:
             known.again_at = time.monotonic() + (RETRY_S if problems else IDLE_S)
-            with self._notes.noting(problems):
-                self.show(name, known, replace(known.standing, waits=waits or problems[-1]))
+            if problems or not self.rests:  # a start is no reason to say that nothing has been compared yet
+                with self._notes.noting(problems):
+                    self.show(name, known, replace(known.standing, waits=waits or problems[-1]))
         return took
 
     def show(self, name: str, known: _Store, standing: AuditStanding) -> None:
@@ -176,7 +177,7 @@ class StoreRound:
         if self._asked_again():
             return True
         if self._audit.rests:
-            self._audit.show(self._name, known, replace(standing, waits=_RESTS))
+            self._audit.show(self._name, known, replace(standing, waits=_RESTS if standing.tables else None))
             return False
         if standing.ended_at >= standing.round_at and 0 <= now - standing.ended_at < settings.audit.pause_s:
             self._audit.show(self._name, known, replace(standing, waits=None))

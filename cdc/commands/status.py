@@ -150,7 +150,7 @@ def _audit_lines(report: Report) -> Iterator[str]:
     """What differs is among the problems."""
     for follower in report.followers:
         audit = follower.audit
-        if audit is None:
+        if audit is None or (not audit.tables and audit.waits is None):
             continue
         if audit.drift:
             found = f"{len(audit.drift)} of {counted(len(audit.tables), 'table')} with drift"

@@ -97,7 +97,7 @@ def test_a_start_leaves_no_word_about_what_is_over(settings: Settings) -> None:
     audit = ContinuousAudit(later, lambda: {"copy": OPTIONS}, threading.Event())
     known = rounds._Store(OPTIONS, AuditStanding(waits="its follower does not run"))
     assert not StoreRound(audit, "copy", known, LooseLog().reader(), Budget(1.0, threading.Event())).step()
-    assert known.standing.waits == rounds._RESTS
+    assert known.standing.waits is None
 
 
 def test_a_clock_that_is_set_back_ends_a_round_and_keeps_nothing_from_being_compared() -> None:
