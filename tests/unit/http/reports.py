@@ -187,13 +187,6 @@ def stopped(at: float | None = None) -> Report:
     )
 
 
-def setting_aside(at: float | None = None) -> Report:
-    """A store cannot hold some rows, and nobody has decided yet."""
-    report = healthy(at)
-    search, *others = report.followers
-    return replace(report, followers=(replace(search, aside=LETTERS), *others))
-
-
 def loading(at: float | None = None, done: int = 64_700) -> Report:
     """A store's first load is under way, and another one waited for its server a moment ago."""
     report = healthy(at)
