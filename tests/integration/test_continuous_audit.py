@@ -200,6 +200,7 @@ def test_a_finding_goes_with_its_repair_and_does_not_wait_for_the_next_round(
             store.write(112, {**store.read(112), "a": "other"})
             store.remove(120)
             until(lambda: differing() == 2, "the drift is not found")
+        began = time.time()
         with auditing(hours) as late:
             store.remove(130)
             time.sleep(3)
@@ -208,7 +209,7 @@ def test_a_finding_goes_with_its_repair_and_does_not_wait_for_the_next_round(
             assert one.whole
             until(lambda: differing() == 0, "the repair is not seen")
             until(lambda: not any(auditstate.asked_again(settings.run_dir, name) for name in settings.stores), "it stays asked for")
-            assert late.shown[-1].ended_at == late.shown[0].ended_at, "that was no round"
+            assert all(one.ended_at < began for one in late.shown), "that was no round"
 
 
 @pytest.mark.usefixtures("source")

@@ -130,9 +130,11 @@ def test_names_end_in_their_unit() -> None:
     "file", sorted(DEPLOY.glob("grafana/*.json")) + sorted(DEPLOY.glob("prometheus/*.yml")), ids=lambda path: path.name
 )
 def test_dashboards_and_alerts_use_metrics_that_exist(file: Path) -> None:
-    told = {name for report in (reports.healthy(), reports.stopped(), reports.snapshotting(), reports.store_down()) for name in names(report)} | {
-        "headwater_process_restarts_total"
-    }
+    told = {
+        name
+        for report in (reports.healthy(), reports.stopped(), reports.snapshotting(), reports.store_down())
+        for name in names(report)
+    } | {"headwater_process_restarts_total"}
     used = set(re.findall(r"\bheadwater_[a-z_]+", file.read_text()))
     assert used
     assert used <= told, used - told
