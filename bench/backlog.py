@@ -158,7 +158,7 @@ class Store:
     folder: Path
     options: argparse.Namespace
     name: str = ""
-    bar: float = 0.0
+    bar: float | None = None
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -743,7 +743,7 @@ class Tables(Store):
     kind = "sql"
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        super().__init__(folder, options, "sql", 0.3)
+        super().__init__(folder, options, "sql")
         self._server = Postgres(folder / "target")
         self._lines: list[bytes] = []
 
@@ -789,7 +789,7 @@ class TablesInAFile(Store):
     kind = "sql"
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        super().__init__(folder, options, "duckdb", 0.3)
+        super().__init__(folder, options, "duckdb")
         self._path = folder / "target.duckdb"
 
     def start(self) -> None:

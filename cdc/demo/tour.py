@@ -24,7 +24,7 @@ KEEP_OLD: Final = "10m"
 SPEED: Final = "mph"
 """The computed column that a flight of no time in the air has no value of."""
 _END_S: Final = 30.0
-_LETTER_S: Final = 120.0
+_ARRIVES_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +161,10 @@ class Tour:
         self.say(
             f"tour 3: a flight has landed after 0 minutes: the board's {SPEED} divides by zero, so it is set aside, and others flow"
         )
-        deadline = self.clock() + _LETTER_S
+        deadline = self.clock() + _ARRIVES_S
         while not (found := (yield from self._letters())):
             if self.clock() > deadline:
-                self.say(f"tour 3: cdc dlq ls {BOARD} lists nothing after {_LETTER_S:.0f} s")
+                self.say(f"tour 3: cdc dlq ls {BOARD} lists nothing after {_ARRIVES_S:.0f} s")
                 return
             yield None
         letter = found[0]["letter"]
@@ -183,10 +183,10 @@ class Tour:
         self.say(
             f"tour 4: two transactions said that a flight is diverted; event {committed} was committed, {rolled_back} rolled back"
         )
-        deadline = self.clock() + _LETTER_S
+        deadline = self.clock() + _ARRIVES_S
         while not all(self.accidents.heard(committed).values()):
             if self.clock() > deadline:
-                self.say(f"tour 4: the event has not come to all after {_LETTER_S:.0f} s: {self.accidents.heard(committed)}")
+                self.say(f"tour 4: the event has not come to all after {_ARRIVES_S:.0f} s: {self.accidents.heard(committed)}")
                 return
             yield None
         self.say(

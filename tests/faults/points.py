@@ -7,10 +7,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from cdc.crashpoint import armed
+from cdc.crashpoint import KILLED, CrashKind, Fault, armed
+from tests import counters
 
 ROOT: Final = Path(__file__).parents[2]
 _CALL: Final = re.compile(r'\bcrashpoint\(\s*"([^"]+)"\s*\)')
@@ -84,3 +86,19 @@ def killed(work: Callable[[], None], points: str) -> int | None:
     process.start()
     process.join(120)
     return process.exitcode
+
+
+def broken_off(work: Callable[[], str | None], point: str, kind: CrashKind, nth: int) -> None:
+    """Has the work killed, or fail, when it comes to the point for the nth time. ``work``: returns what stopped it by itself, which nothing may."""
+
+    def whole() -> None:
+        assert work() is None
+
+    if kind is CrashKind.KILL:
+        assert killed(whole, f"{point}=kill:{nth}") == KILLED
+    else:
+        with armed(f"{point}=error:{nth}") as fault:
+            with suppress(Fault):
+                work()
+            assert fault.hit
+    counters.add("crash points", str(kind))

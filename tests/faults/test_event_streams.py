@@ -13,7 +13,7 @@ from typing import Final
 import psutil
 import pytest
 
-from cdc.crashpoint import KILLED, CrashKind, Fault, armed
+from cdc.crashpoint import CrashKind, armed
 from cdc.follow.follower import Follower
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
@@ -24,7 +24,7 @@ from tests import counters
 from tests.conftest import Cache
 from tests.contract.rows import ORDERS, PAIRS, batch, order
 from tests.faults import points
-from tests.faults.points import EVERYTHING, killed
+from tests.faults.points import EVERYTHING, broken_off
 
 COMMITS: Final = 40
 WITHIN_S: Final = 60.0
@@ -74,16 +74,9 @@ def stands(valkey: Cache) -> list[str]:
 def test_each_event_once(point: str, kind: CrashKind, nth: int, valkey: Cache, options: Options, tmp_path: Path) -> None:
     expected = write(tmp_path)
     nth = 1 if point.startswith("events.open") else nth
-    if kind is CrashKind.KILL:
-        assert killed(lambda: _done(follow(tmp_path, options)), f"{point}=kill:{nth}") == KILLED
-    else:
-        with armed(f"{point}=error:{nth}") as fault:
-            with suppress(Fault):
-                follow(tmp_path, options)
-            assert fault.hit
+    broken_off(lambda: follow(tmp_path, options), point, kind, nth)
     assert follow(tmp_path, options) is None
     assert stands(valkey) == expected
-    counters.add("crash points", str(kind))
 
 
 @pytest.mark.faults
@@ -113,7 +106,3 @@ def test_a_writer_that_sleeps_adds_nothing_when_it_wakes(point: str, valkey: Cac
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     counters.add("crash points", "stop")
-
-
-def _done(stopped: str | None) -> None:
-    assert stopped is None

@@ -7,13 +7,13 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from cdc.crashpoint import KILLED, CrashKind, Fault, armed
+from cdc.crashpoint import CrashKind
 from cdc.follow.follower import Follower
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
@@ -21,10 +21,9 @@ from cdc.model.batch import Op
 from cdc.model.position import Lsn
 from sinks.events.webhook import Options
 from sinks.events.webhook.kept import KEPT
-from tests import counters
 from tests.contract.rows import ORDERS, batch, order
 from tests.faults import points
-from tests.faults.points import EVERYTHING, killed
+from tests.faults.points import EVERYTHING, broken_off
 from tests.receivers import Answer, Received, ScriptedReceiver
 
 COMMITS: Final = 30
@@ -90,13 +89,7 @@ def test_no_event_is_lost(point: str, kind: CrashKind, nth: int, receiver: Scrip
     options = Options.model_validate({**given, "retry": {"first_s": 0.05, "most_s": 0.2}, "in_flight": 4})
     expected = write(tmp_path)
     nth = 1 if point == "webhook.begin" else nth if point.startswith("webhook.sen") else min(nth, 5)
-    if kind is CrashKind.KILL:
-        assert killed(lambda: _done(follow(tmp_path, options)), f"{point}=kill:{nth}") == KILLED
-    else:
-        with armed(f"{point}=error:{nth}") as fault:
-            with suppress(Fault):
-                follow(tmp_path, options)
-            assert fault.hit
+    broken_off(lambda: follow(tmp_path, options), point, kind, nth)
     assert follow(tmp_path, options) is None
     bodies: dict[str, set[bytes]] = defaultdict(set)
     taken: dict[int, list[int]] = defaultdict(list)
@@ -107,8 +100,3 @@ def test_no_event_is_lost(point: str, kind: CrashKind, nth: int, receiver: Scrip
     assert {len(one) for one in bodies.values()} == {1}
     for positions in taken.values():
         assert list(dict.fromkeys(positions)) == sorted(set(positions)), "out of order"
-    counters.add("crash points", str(kind))
-
-
-def _done(stopped: str | None) -> None:
-    assert stopped is None

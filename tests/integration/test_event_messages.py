@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import threading
 import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition, murmur2
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from cdc.embedded.kafka import Kafka
 from cdc.errors import StopState, StoreError
-from cdc.follow.follower import Follower
 from cdc.model.batch import Op
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
@@ -25,35 +22,23 @@ from sinks.events.kafka import Options, make, sink
 from sinks.events.kafka.sink import KafkaChannel
 from sinks.events.sink import EventSink
 from tests.contract.rows import ORDERS, PAIRS, batch, order
+from tests.integration.eventstage import EventStage
 from tests.integration.test_event_streams import PLACED, placed
-from tests.logs import LooseLog, cut
+from tests.logs import cut
 
 
-class Stage:
-    """One store with topics of its own, a log that is written by hand, and whoever follows it."""
+class Stage(EventStage):
+    """A store with topics of its own."""
 
     def __init__(self, kafka: Kafka, folder: Path, prefix: str | None = None) -> None:
-        self.kafka, self.folder = kafka, folder
+        super().__init__(folder)
+        self.kafka = kafka
         self.prefix = prefix or "t" + uuid.uuid4().hex[:8]
         self.quiet = {"bootstrap.servers": kafka.servers, "log_level": 0}
-        self.log = LooseLog()
 
     def options(self, **more: Any) -> Options:
         given = {"servers": self.kafka.servers, "topic": self.prefix + ".{topic}", "ledger": f"__{self.prefix}.{{store}}"}
         return Options.model_validate({"kind": "kafka", "create": True, "begin": "start", **given, **more})
-
-    def put(self, *batches: pa.RecordBatch) -> None:
-        for one in batches:
-            self.log.put(one)
-
-    def follow(self, **more: Any) -> Follower:
-        """To the log's head, as a process that ends then."""
-        follower = Follower("bus", self.options(**more), self.folder, self.log.reader(), self.folder, threading.Event())
-        follower.start()
-        follower.follow_to(self.log.head)
-        follower.close()
-        follower.release_lease()
-        return follower
 
     def opened(self, epoch: int, **more: Any) -> EventSink:
         sink = make("bus", self.options(**more))

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from cdc.errors import Stopped, StopState, StoreError
@@ -24,7 +23,8 @@ from sinks.contract import EpochPassed
 from sinks.events.redisstream import Options, channel, make
 from sinks.events.sink import EventSink
 from tests.contract.rows import ORDERS, PAIRS, batch, order, replacing
-from tests.logs import LooseLog, cut
+from tests.integration.eventstage import EventStage
+from tests.logs import cut
 
 PLACED = Table(
     900_001,
@@ -46,28 +46,15 @@ def placed(number: int, payload: str | None, headers: str | None = None) -> dict
     return {"id": key, "key": "7", "type": "order.placed", "payload": payload, "headers": headers, "time": None}
 
 
-class Stage:
-    """One store, a log that is written by hand, and whoever follows it."""
+class Stage(EventStage):
+    """A store and its server."""
 
     def __init__(self, valkey: Any, folder: Path) -> None:
-        self.folder, self.valkey, self.redis = folder, valkey, valkey.client(decode_responses=True)
-        self.log = LooseLog()
+        super().__init__(folder)
+        self.valkey, self.redis = valkey, valkey.client(decode_responses=True)
 
     def options(self, **more: Any) -> StoreOptions:
         return Options.model_validate({"kind": "redis-stream", "url": self.valkey.url, **more})
-
-    def put(self, *batches: pa.RecordBatch) -> None:
-        for one in batches:
-            self.log.put(one)
-
-    def follow(self, **more: Any) -> Follower:
-        """To the log's head, as a process that ends then."""
-        follower = Follower("bus", self.options(**more), self.folder, self.log.reader(), self.folder, threading.Event())
-        follower.start()
-        follower.follow_to(self.log.head)
-        follower.close()
-        follower.release_lease()
-        return follower
 
     def entries(self, stream: str) -> list[tuple[str, dict[str, str]]]:
         found: list[tuple[str, dict[str, str]]] = self.redis.xrange(stream)
