@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -117,8 +118,8 @@ def browser(program: str, folder: Path) -> Iterator[Page]:
     answers, answers_out = os.pipe()
 
     def place_pipes() -> None:
-        # By way of high numbers: the ends may themselves be 3 or 4.
-        high_in, high_out = os.dup2(commands_in, 60), os.dup2(answers_out, 61)
+        # By way of free high numbers: the ends may themselves be 3 or 4, or any other that is chosen here.
+        high_in, high_out = (fcntl.fcntl(end, fcntl.F_DUPFD, 64) for end in (commands_in, answers_out))
         os.dup2(high_in, 3)
         os.dup2(high_out, 4)
 
