@@ -1,0 +1,60 @@
+"""The kernel of a view: it keeps the view up to date, whichever way the view is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from cdc.errors import HeadwaterError
+from cdc.model.position import Position
+
+
+class ViewRefused(HeadwaterError):
+    """A view that cannot be kept up exactly. The message names the construct, its place in the text, and what can be written instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The net changes of one topic, or of a view, in a range (a, b] of the log. Each key occurs once, in ``rows`` or in ``gone``."""
+
+    rows: pa.Table
+    """The rows as of b of the keys that were written in the range: every column that is read, the key's among them, with the Arrow types of the topic's schema."""
+    gone: pa.Table
+    """The keys, in the key's columns only, that were deleted in the range and do not exist as of b. One that did not exist as of a either may be among them."""
+    emptied: bool = False
+    """The topic was emptied in the range: no row of a key that is not in ``rows`` exists as of b."""
+
+
+class Kernel(Protocol):
+    """One view and the state that it needs, as of one cut. For one thread.
+
+    What ``advance`` returns is a pure function of the definition, the sources' rows as of ``cut``, and the deltas: a process that was killed
+    behind it returns the same again.
+    """
+
+    @property
+    def cut(self) -> Position:
+        """The state's cut as of the last ``commit``; 0: nothing has been read yet."""
+        ...
+
+    def advance(self, deltas: Mapping[str, Delta], to: Position) -> Delta:
+        """The view's net changes when its sources change by ``deltas``, by topic, from ``cut`` to ``to``. Rows that stay equal are left out; the others are in the
+        order of the key. Raises ValueError for a topic that the view does not read."""
+        ...
+
+    def commit(self) -> None:
+        """The state is as of the last ``advance``'s cut, durably. A process killed before it is left with the state of the cut before."""
+        ...
+
+    def rollback(self) -> None:
+        """Forgets the last ``advance``."""
+        ...
+
+    def rows(self) -> pa.Table:
+        """The whole view as of the last ``advance``, in the order of its key."""
+        ...
+
+    def close(self) -> None: ...
