@@ -46,7 +46,9 @@ STORES: Final = {
     "log": ("--part scan_spark --rows 20000 --runs 1 --warm 0", {"scan_spark", "scan_spark_tail"}),
     "live-cost": ("--reference none --runs 1 --seconds 1 --rates 0 20 --rows 200", {"idle_core", "pss_mb"}),
 }
-"""These start OpenSearch and Spark by themselves, one after the other."""
+"""These start OpenSearch and Spark by themselves, one after the other …"""
+LONG: Final = {"latency", "live-cost"}
+"""… and these all stores at once, for most of a minute each."""
 
 
 @pytest.mark.parametrize("name", TOYS)
@@ -61,7 +63,7 @@ def test_toy_of_a_part(name: str) -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in STORES])
 def test_toy_with_stores(name: str) -> None:
     _check(name, *STORES[name])
 

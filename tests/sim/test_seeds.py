@@ -16,8 +16,8 @@ from tests.sim.__main__ import conclude
 from tests.sim.running import grouped, run_seeds, too_gentle
 from tests.sim.world import HURT, simulate
 
-SEEDS = 2_000
-PARTS = 16
+SEEDS = 1_000
+PARTS = 8
 HURT_IN_PART_SHARE = 0.22
 """Of all runs together it has to be ``HURT_SHARE``, which a part of them misses by chance."""
 DDL_SHARE = 0.15
