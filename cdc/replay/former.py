@@ -124,7 +124,8 @@ def _window(
 
 def taken(rows: pa.Table, at: pa.Array) -> pa.RecordBatch:
     """The rows with these numbers. Where the number is NULL the table's own columns are NULL, and ours that never are so are 0."""
-    found = rows.take(at).combine_chunks().to_batches()[0]
+    chosen = rows.take(at)
+    found = pa.RecordBatch.from_arrays([column.combine_chunks() for column in chosen.columns], schema=chosen.schema)
     for name in (POSITION, OP, LSN):
         number = found.schema.get_field_index(name)
         found = found.set_column(number, found.schema.field(number), found.column(number).fill_null(0))

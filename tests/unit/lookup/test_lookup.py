@@ -166,6 +166,7 @@ def test_a_key_of_two_texts_and_what_is_asked_for_as_columns() -> None:
     ]  # fmt: skip
     assert found.rows("public.pairs", Position(0), asked).rows.num_rows == 4
     assert not found.rows("public.absent", Position(6), asked).found.any()
+    assert found.rows("public.pairs", Position(6), asked.slice(0, 0)).rows.num_rows == 0
     numbers = key_texts([pa.array([12, None], pa.int64())])
     assert numbers.to_pylist() == ["12", "\\N"]
     with pytest.raises(ValueError, match="not in the log yet"):
