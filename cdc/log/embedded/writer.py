@@ -21,8 +21,9 @@ from cdc.errors import HeadwaterError, LogCorrupt
 from cdc.log.contract import SOURCE_NAME
 from cdc.log.embedded import histories
 from cdc.log.embedded.away import TierPlace
-from cdc.log.embedded.disk import Disk
+from cdc.log.embedded.disk import PAGE_BYTES, Disk
 from cdc.log.embedded.format import (
+    FRAME_HEADER_BYTES,
     MAX_BODY_BYTES,
     MAX_SEGMENT_BYTES,
     FrameKind,
@@ -33,6 +34,7 @@ from cdc.log.embedded.format import (
 )
 from cdc.log.embedded.groupfiles import FILE_BYTES, GroupFiles
 from cdc.log.embedded.lock import hold, is_held
+from cdc.log.embedded.message import LARGE_BYTES, message_of
 from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.openfiles import OpenFiles
 from cdc.log.embedded.records import GroupEntry
@@ -265,17 +267,18 @@ class EmbeddedLogWriter:
         return topic
 
     def _write(self, topic: OpenTopic, batch: pa.RecordBatch, positions: Positions) -> None:
-        body = batch.serialize()
-        if len(body) > SPLIT_BYTES and len(positions) > 1:
+        body = message_of(batch)
+        length = sum(map(len, body))
+        if length > SPLIT_BYTES and len(positions) > 1:
             middle = len(positions) // 2
             self._write(topic, batch.slice(0, middle), positions[:middle])
             self._write(topic, batch.slice(middle), positions[middle:])
             return
-        if len(body) > MAX_BODY_BYTES:
+        if length > MAX_BODY_BYTES:
             raise ValueError("a single row is larger than 2 GiB")
         first, last = int(positions[0]), int(positions[-1])
         tip = topic.tip
-        if tip.closed or tip.end >= self._segment_bytes or tip.end + len(body) > MAX_SEGMENT_BYTES - 2**20:
+        if tip.closed or tip.end >= self._segment_bytes or tip.end + length > MAX_SEGMENT_BYTES - 2**20:
             tip = self._begin_segment(topic, first)
         part = self._part(topic, tip)
         out: list[bytes | pa.Buffer] = []
@@ -284,15 +287,21 @@ class EmbeddedLogWriter:
         if tip.schema is None or not tip.schema.equals(schema, check_metadata=True):
             schema_at = end
             message = _padded(schema.serialize())
-            head, crc = encode_frame(FrameKind.SCHEMA, message, offset=end, schema_at=end, topic=topic.number)
+            head, crc = encode_frame(FrameKind.SCHEMA, [message], offset=end, schema_at=end, topic=topic.number)
             out += (head, message)
             end, running = end + len(head) + len(message), chain(running, crc)
+        fd = self._files.of(topic, tip.segment)
+        if length >= LARGE_BYTES:
+            # The disk works while the checksum is made. It gets whole pages only, and never the header's: that one is not written yet.
+            at = end + FRAME_HEADER_BYTES
+            self._disk.write(fd, body, at)
+            self._disk.start_writing(fd, at + padding(at, PAGE_BYTES), at + length)
         head, crc = encode_frame(
             FrameKind.BATCH, body, offset=end, schema_at=schema_at, topic=topic.number, first=first, last=last, rows=len(positions)
         )
-        out += (head, body)
-        end, running = end + len(head) + len(body), chain(running, crc)
-        self._disk.write(self._files.of(topic, tip.segment), out, tip.end)
+        out += (head,) if length >= LARGE_BYTES else (head, *body)
+        end, running = end + len(head) + length, chain(running, crc)
+        self._disk.write(fd, out, tip.end)
         crashpoint("log.append.written")
         part.end, part.last, part.chain = end, last, running
         part.rows += len(positions)
