@@ -1,7 +1,8 @@
 """The log's only writer: appends stage frames in the topics' segments, a commit makes them exist.
 
-Order of a commit: every touched segment is synced, then the group's timeline entry is written and synced, then the head is
-published. Readers believe the head only, so they never see what a power loss could take back.
+Order of a commit: new names are synced, the group's timeline entry is written, every touched segment and the timeline are synced at the
+same time, then the head is published. Readers believe the head only, so they never see what a power loss could take back. A power loss
+between the syncs may leave the entry without its changes: recovery sees it (``cdc.log.embedded.lastgroup``).
 """
 
 from __future__ import annotations
@@ -183,11 +184,7 @@ class EmbeddedLogWriter:
         group = self._register.entry(staged, before.position + 1, cut, before.epoch)
         try:
             self._begin_next_file()
-            self._sync_staged()
-        except OSError as error:
-            raise self._located(error) from error
-        crashpoint("log.commit.fsynced")
-        try:
+            self._sync_names()
             self._publish(group)
         except OSError as error:
             raise self._located(error) from error
@@ -336,19 +333,18 @@ class EmbeddedLogWriter:
 
     # --- commit ------------------------------------------------------------------------------------------------------
 
-    def _sync_staged(self) -> None:
-        """Syncs what was staged, names included."""
-        staged = self._staged
+    def _sync_names(self) -> None:
+        """Makes the names of what was staged durable, and removals before it: the entry never names a file that a power loss could take."""
+        created, folders = self._staged.created, self._unsynced_folders()
+        if not folders:
+            return
         with self._fatal():
-            crashpoint("log.commit.before_fsync")
-            self._syncs.together(self._disk.sync, [self._files.of(part.topic, part.segment) for part in staged.parts])
-            if folders := self._unsynced_folders():
-                crashpoint("log.commit.before_folder_fsync")
-                self._syncs.together(self._disk.sync_folder, list(folders))
-                if any(not topic.folder_exists for topic, _ in staged.created):
-                    self._disk.sync_folder(self._places.topics)
-                for topic, _ in staged.created:
-                    topic.folder_exists = True
+            crashpoint("log.commit.before_folder_fsync")
+            self._syncs.together(self._disk.sync_folder, list(folders))
+            if any(not topic.folder_exists for topic, _ in created):
+                self._disk.sync_folder(self._places.topics)
+            for topic, _ in created:
+                topic.folder_exists = True
 
     def _unsynced_folders(self) -> set[Path]:
         """Those in which a name that is not durable yet was made, now or before a rollback."""
@@ -384,11 +380,23 @@ class EmbeddedLogWriter:
             head = published.enter(group)
         except OSError:
             with self._fatal():
-                published.take_back()
+                published.take_back(durably=True)
             self.rollback()
             raise
         with self._fatal():
+            self._sync_staged()
             published.advance(head)
+
+    def _sync_staged(self) -> None:
+        """Makes the changes and their entry durable. An error takes the entry back: nobody may find it later and take it for durable."""
+        try:
+            crashpoint("log.commit.before_fsync")
+            touched = [self._files.of(part.topic, part.segment) for part in self._staged.parts]
+            self._syncs.together(self._disk.sync, [*touched, self._published.timeline_fd])
+            crashpoint("log.commit.fsynced")
+        except OSError:
+            self._published.take_back()
+            raise
 
     def _close_asked_for(self) -> None:
         """Closes the segments that ``upkeep`` has asked for. Nothing may be staged."""

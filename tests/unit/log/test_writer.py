@@ -82,10 +82,13 @@ def test_a_full_disk_at_append_drops_what_is_staged_and_a_later_append_works(
 def test_a_failed_sync_ends_the_writer(tmp_path: Path, log: EmbeddedLogWriter, disk: FailingDisk, call: str, after: int) -> None:
     log.append(changes(ORDERS, [3]))
     log.append(changes(USERS, [4]))
+    timeline = tmp_path / "log" / "timeline-00000001"
+    entered = timeline.stat().st_size
     disk.fail(call, errno.EIO, after)
     with pytest.raises(OSError) as caught:
         log.commit(Lsn(2), 0)
     assert caught.value.errno == errno.EIO
+    assert timeline.stat().st_size == entered, "an entry that was not synced does not stay"
     for use in (lambda: log.append(changes(ORDERS, [3])), lambda: log.commit(Lsn(2), 0), log.rollback):
         with pytest.raises(HeadwaterError, match="EIO"):
             use()
@@ -109,11 +112,13 @@ def test_a_rollback_that_fails_ends_the_writer(log: EmbeddedLogWriter, disk: Fai
     log.close()
 
 
-def test_segments_are_synced_before_the_timeline(log: EmbeddedLogWriter, disk: FailingDisk) -> None:
+def test_the_entry_stands_before_anything_is_synced_and_the_head_goes_on_behind_all(
+    log: EmbeddedLogWriter, disk: FailingDisk
+) -> None:
     disk.calls.clear()
     log.append(changes(ORDERS, [3]))
     log.commit(Lsn(2), 0)
-    assert disk.calls == ["write", "sync", "write", "sync", "write"], "frame, its sync, entry, its sync, head"
+    assert disk.calls == ["write", "write", "sync", "sync", "write"], "frame, entry, their syncs at the same time, head"
     log.close()
 
 
