@@ -179,13 +179,15 @@ def test_many_topics_in_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     writer.close()
 
 
-def test_every_one_of_many_files_is_synced_before_the_timeline(tmp_path: Path) -> None:
+def test_every_one_of_many_files_is_synced_before_the_head_goes_on(tmp_path: Path) -> None:
     from dataclasses import replace
 
     synced: list[str] = []
+    heads: set[bytes] = set()
 
     class WatchedDisk(QuickDisk):
         def sync(self, fd: int) -> None:
+            heads.add((root / "head").read_bytes() if (root / "head").exists() else b"")
             synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
 
         def sync_folder(self, path: Path) -> None:
@@ -194,15 +196,18 @@ def test_every_one_of_many_files_is_synced_before_the_timeline(tmp_path: Path) -
     root = tmp_path / "log"
     writer = EmbeddedLogWriter(root, disk=WatchedDisk())
     synced.clear()
+    heads.clear()
+    before = (root / "head").read_bytes()
     for number in range(100):
         writer.append(changes(replace(USERS, oid=1000 + number, name=f"t{number}"), [number + 1]))
     writer.commit(Lsn(1), 0)
     segments = sorted(map(str, root.glob("topics/*/*.seg")))
     folders = sorted(map(str, root.glob("topics/*")))
     assert len(segments) == len(folders) == 100
-    assert sorted(synced[:100]) == segments
-    assert sorted(synced[100:200]) == folders
-    assert synced[200:] == [str(root / "topics"), str(root / "timeline-00000001")]
+    assert sorted(synced[:100]) == folders, "names before anything names them"
+    assert synced[100] == str(root / "topics")
+    assert sorted(synced[101:]) == sorted([*segments, str(root / "timeline-00000001")])
+    assert heads == {before} != {(root / "head").read_bytes()}
     writer.close()
 
 
