@@ -359,7 +359,7 @@ def test_an_error_at_any_step_leaves_the_group_taken_once(tmp_path: Path, point:
         inbox = inbox_of(tmp_path, writer)
         given = handover(tmp_path, inbox)
         given.open(deadline())
-        with armed(f"{point}=error"), pytest.raises(OSError, match="crash point|cannot write the log"):
+        with armed(f"{point}=error"), pytest.raises(OSError, match=r"crash point|cannot write the log"):
             given.give("1", TOPIC, KEY, rows(1, 2), deadline())
         serve_all(inbox_of(tmp_path, writer))
         assert handover(tmp_path, inbox).open(deadline()).to == "1"
