@@ -1,11 +1,10 @@
 """The log alone: appending and committing prebuilt batches against a plain write + fdatasync of the same bytes (and against one that syncs a
-second, short write behind each, as a commit does), and reading them against a plain read of the same bytes; what a tiny commit costs besides the
+second, short write behind each), and reading them against a plain read of the same bytes; what a tiny commit costs besides the
 disk; what following costs; what sealing costs; how long it takes to open a long log, of which the timeline is made up; what compaction costs
 (``bench.rewrites``); how fast Spark reads (``bench.spark_scan``).
 
-A commit syncs the rows and then, in another file, the record that makes them exist. The second sync costs about as much as the first, however
-little it writes, and may not begin before the first has ended. So ``append`` is far below 1 on every disk: ``append_as_two_files`` says how much
-of that is our own.
+A commit syncs the rows and, in another file, the record that makes them exist, both at the same time. ``append_as_two_files`` compares with a program
+that syncs its two files one behind the other, as a commit once did.
 
 ``--part`` runs some of it: ``append`` and ``read`` are measured over the same log, as one.
 """

@@ -66,7 +66,7 @@ def sealed_file(folder: Path) -> Path:
 
 def test_every_bit_of_a_frame() -> None:
     body = bytes(range(64))
-    head, _ = encode_frame(FrameKind.BATCH, body, offset=96, schema_at=8, topic=3, first=5, last=9, rows=5)
+    head, _ = encode_frame(FrameKind.BATCH, [body], offset=96, schema_at=8, topic=3, first=5, last=9, rows=5)
     data = head + body
     whole = decode_frame(pa.py_buffer(data), 0, offset=96, topic=3)
     cases = [data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :] for at in range(len(data)) for bit in range(8)]

@@ -112,7 +112,16 @@ MUTANTS = (
         "return TimelineVerdict.CORRUPT if found.group_follows else TimelineVerdict.CUT", "return TimelineVerdict.CUT",
         (f"{RECOVER}::test_the_timelines_decision_table_is_whole", f"{RECOVER}::test_a_reader_alone_meets_every_flip"),
     ),
-    Mutant("the timeline is not synced", "cdc/log/embedded/groupfiles.py", "            self._disk.sync(self._timeline_fd)\n", "            pass\n", (CRASH,)),
+    Mutant(
+        "a last group without its changes is kept", "cdc/log/embedded/verdicts.py",
+        "return found.vouched is False and not found.followed and not found.whole", "return False", (CRASH,),
+    ),
+    Mutant(
+        "a damaged group is dropped though it was confirmed", "cdc/log/embedded/recover.py",
+        "    vouched = None if head is None else published is not None and published >= timeline.length\n", "    vouched = False\n",
+        (f"{RECOVER}::test_damage_in_a_group_that_was_confirmed_is_not_taken_for_one_that_was_not",),
+    ),
+    Mutant("the timeline is not synced", "cdc/log/embedded/writer.py", "[*touched, self._published.timeline_fd]", "touched", (CRASH,)),
     Mutant(
         "the timeline's next file is not synced", "cdc/log/embedded/groupfiles.py",
         "            self._disk.write(fd, [data], 0)\n            self._disk.sync(fd)\n", "            self._disk.write(fd, [data], 0)\n", (CRASH,),
@@ -129,11 +138,11 @@ MUTANTS = (
     ),
     Mutant(
         "the segments are not synced", "cdc/log/embedded/writer.py",
-        "            self._syncs.together(self._disk.sync, [self._files.of(part.topic, part.segment) for part in staged.parts])\n", "            pass\n", (CRASH,),
+        "[*touched, self._published.timeline_fd]", "[self._published.timeline_fd]", (CRASH,),
     ),
     Mutant(
         "a new segment's name is not synced", "cdc/log/embedded/writer.py",
-        "                self._syncs.together(self._disk.sync_folder, list(folders))\n", "                pass\n", (CRASH,),
+        "            self._syncs.together(self._disk.sync_folder, list(folders))\n", "            pass\n", (CRASH,),
     ),
     Mutant(
         "a failed sync is tried again", "cdc/log/embedded/writer.py",

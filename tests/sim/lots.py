@@ -10,7 +10,7 @@ from tests.sim.stores import Moods
 
 FAVOURITES: Final = (
     "write", "sync", "write", "ingest.group.appended", "log.append.written", "log.commit.published", "log.timeline.written",
-    "log.timeline.fsynced", "ingest.commit.durable", "toast.commit.begun", "ingest.commit.remembered", "ingest.commit.before_confirm",
+    "log.commit.fsynced", "ingest.commit.durable", "toast.commit.begun", "ingest.commit.remembered", "ingest.commit.before_confirm",
     "snapshot.chunk.entered", "snapshot.chunk.durable",
 )  # fmt: skip
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
+
+PAGE_BYTES: Final = 4096
+MOST_PARTS: Final = 1024
+"""The most parts that the system takes in one write."""
+_START: Final = 2
+_sync_file_range: Final = getattr(ctypes.CDLL(None), "sync_file_range", None)
+"""Linux alone has it."""
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _FOLDER_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
@@ -29,6 +40,11 @@ class Disk:
 
     def write(self, fd: int, parts: Sequence[bytes | pa.Buffer], offset: int) -> None:
         """Writes all parts one after the other at the offset, without joining them first."""
+        for begin in range(0, len(parts), MOST_PARTS):
+            offset = self._write(fd, parts[begin : begin + MOST_PARTS], offset)
+
+    def _write(self, fd: int, parts: Sequence[bytes | pa.Buffer], offset: int) -> int:
+        """Returns where they end."""
         total = sum(len(part) for part in parts)
         done = os.pwritev(fd, parts, offset)
         while done < total:
@@ -41,6 +57,12 @@ class Disk:
             if written == 0:
                 raise OSError(errno.EIO, "the disk took no bytes")
             done += written
+        return offset + total
+
+    def start_writing(self, fd: int, start: int, end: int) -> None:
+        """Has the disk begin to write these bytes, and does not wait for it: a later sync then has less left to do. It promises nothing."""
+        if _sync_file_range is not None:
+            _sync_file_range(fd, start, end - start, _START)
 
     def truncate(self, fd: int, length: int) -> None:
         os.ftruncate(fd, length)

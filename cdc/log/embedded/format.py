@@ -8,6 +8,7 @@ before it is bounded by what is there. Checksums are CRC32C (``google_crc32c``, 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -154,15 +155,17 @@ class LogFrame(NamedTuple):
 
 
 def encode_frame(
-    kind: FrameKind, body: Bytes, *, offset: int, schema_at: int, topic: int, first: int = 0, last: int = 0, rows: int = 0
+    kind: FrameKind, body: Sequence[Bytes], *, offset: int, schema_at: int, topic: int, first: int = 0, last: int = 0, rows: int = 0
 ) -> tuple[bytes, int]:
-    """(header bytes, checksum). The body is written right behind the header, as it is: it is never copied. Raises ValueError when
-    the body is not a multiple of 8 bytes, or too long."""
-    length = len(body)
+    """(header bytes, checksum). The body, in pieces, is written right behind the header, as it is: it is never copied. Raises ValueError
+    when the body is not a multiple of 8 bytes, or too long."""
+    length = sum(map(len, body))
     if length % 8 or length > MAX_BODY_BYTES:
         raise ValueError("a frame's body is a multiple of 8 bytes and at most 2 GiB")
     head = _FRAME.pack(FRAME_MAGIC, VERSION, kind, 0, length, offset, schema_at, topic, first, last, rows, 0)[:-4]
-    crc = crc32c(body, crc32c(head))
+    crc = crc32c(head)
+    for piece in body:
+        crc = crc32c(piece, crc)
     return head + crc.to_bytes(4, "little"), crc
 
 

@@ -21,7 +21,8 @@ FILE_BYTES: Final = 8 * 2**20
 
 
 class GroupFiles:
-    """The writer's open timeline and head. Publishing a group is ``enter``, then ``advance``; between the two ``take_back`` undoes it.
+    """The writer's open timeline and head. Publishing a group is ``enter``, a sync of ``timeline_fd``, then ``advance``; before that ``take_back``
+    undoes it.
 
     Every method raises OSError as the disk gives it. What the disk then holds is for the caller to judge.
     """
@@ -33,11 +34,12 @@ class GroupFiles:
         self._places = places
         self._file_bytes = file_bytes
         self._full_at = begun + max(file_bytes, begun)
-        self._timeline_fd = disk.open(places.timeline(head.timeline))
+        self.timeline_fd = disk.open(places.timeline(head.timeline))
+        """The timeline's newest file. The caller syncs it together with what the entry names."""
         try:
             self._head_fd = disk.open(places.head)
         except BaseException:
-            os.close(self._timeline_fd)
+            os.close(self.timeline_fd)
             raise
         self.head = head
         """The last one that was published."""
@@ -52,26 +54,22 @@ class GroupFiles:
         before = self.head
         records, crc = encode_group(group, before.timeline_crc)
         crashpoint("log.timeline.before_write")
-        self._disk.write(self._timeline_fd, [records], before.timeline_bytes)
+        self._disk.write(self.timeline_fd, [records], before.timeline_bytes)
+        crashpoint("log.timeline.written")
         return Head(
             before.log_id, before.epoch, group.last, group.commit_lsn, group.commit_ts_us,
             before.timeline, before.timeline_bytes + len(records), crc,
         )  # fmt: skip
 
-    def take_back(self) -> None:
-        """Removes what was entered and is not published."""
-        self._disk.truncate(self._timeline_fd, self.head.timeline_bytes)
+    def take_back(self, *, durably: bool = False) -> None:
+        """Removes what was entered and is not published. ``durably``: what a power loss brought back behind a shorter entry would pass for a group
+        that follows it."""
+        self._disk.truncate(self.timeline_fd, self.head.timeline_bytes)
+        if durably:
+            self._disk.sync(self.timeline_fd)
 
     def advance(self, head: Head) -> None:
-        """Makes the entry durable and publishes it. An entry that could not be synced is taken back."""
-        try:
-            crashpoint("log.timeline.written")
-            self._disk.sync(self._timeline_fd)
-        except OSError:
-            # Nobody may find this entry later and take it for durable.
-            self.take_back()
-            raise
-        crashpoint("log.timeline.fsynced")
+        """Publishes what was entered. It is durable, and so is what it names."""
         self._disk.write(self._head_fd, [head.encode()], 0)
         crashpoint("log.head.written")
         self.head = head
@@ -110,15 +108,15 @@ class GroupFiles:
         self._disk.sync_folder(path.parent)
         crashpoint("log.rollover.begun")
         fd = self._disk.open(path)
-        self._disk.close(self._timeline_fd)
-        self._timeline_fd, self.head = fd, head
+        self._disk.close(self.timeline_fd)
+        self.timeline_fd, self.head = fd, head
         self._full_at = head.timeline_bytes + max(self._file_bytes, head.timeline_bytes)
 
     def close(self) -> None:
-        for fd in (self._timeline_fd, self._head_fd):
+        for fd in (self.timeline_fd, self._head_fd):
             if fd >= 0:
                 os.close(fd)
-        self._timeline_fd = self._head_fd = -1
+        self.timeline_fd = self._head_fd = -1
 
 
 def next_file(places: LogPlaces, head: Head) -> tuple[bytes, int]:

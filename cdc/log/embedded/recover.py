@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
 
+import structlog
+
 from cdc.crashpoint import crashpoint
 from cdc.errors import LogCorrupt
 from cdc.log.embedded import plainfile
 from cdc.log.embedded.away import read_stub
 from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.format import HEAD_BYTES, MAX_EPOCH, Damaged, Head, crc32c, decode_head
+from cdc.log.embedded.lastgroup import has_changes, last_group
 from cdc.log.embedded.names import ASIDE, LogPlaces, Sealed, away_of, first_of, folder_of, sealed_of, segment_name
 from cdc.log.embedded.records import RECORD_BYTES, RecordKind, TimelineHeader, decode_timeline_header, encode_timeline_header
 from cdc.log.embedded.sealedsegment import covering
@@ -27,17 +30,21 @@ from cdc.log.embedded.timeline import Timeline
 from cdc.log.embedded.topicindex import SegmentRun, TopicIndex
 from cdc.log.embedded.verdicts import (
     EarlierFileEvidence,
+    LastGroupEvidence,
     SealedEvidence,
     SealedVerdict,
     SegmentEvidence,
     SegmentVerdict,
     TimelineEvidence,
     TimelineVerdict,
+    is_torn,
     is_whole,
     judge_sealed,
     judge_segment,
     judge_timeline,
 )
+
+_log = structlog.get_logger("log")
 
 
 @dataclass(slots=True)
@@ -196,10 +203,31 @@ def _read_timeline(places: LogPlaces, head: Head | None, repairs: _Repairs) -> T
         raise LogCorrupt(f"{path} at byte {timeline.length}: the entry is damaged or missing, and it is not the last")
     if verdict is TimelineVerdict.CUT:
         repairs.cut.append((path, timeline.length))
+    vouched = None if head is None else published is not None and published >= timeline.length
+    timeline = _without_torn_group(places, path, data, timeline, vouched, repairs)
     start = published if published is not None else timeline.begun
     if timeline.length > start:
         repairs.rewrite.append((path, start, timeline.length))
     return timeline
+
+
+def _without_torn_group(
+    places: LogPlaces, path: Path, data: bytes, timeline: Timeline, vouched: bool | None, repairs: _Repairs
+) -> Timeline:
+    """The timeline without its last group, where the power went while that was being written."""
+    followed = len(data) > timeline.length
+    found = last_group(data, timeline)
+    if found is None:
+        return timeline
+    begin, group = found
+    settled = vouched is not False or followed
+    if not is_torn(LastGroupEvidence(vouched, followed, settled or has_changes(places, timeline, group))):
+        return timeline
+    _log.warning(
+        "the group that was being written when the power went is dropped", log=str(places.root), first=group.first, last=group.last
+    )
+    repairs.cut.append((path, begin))
+    return Timeline.whole(data[:begin])
 
 
 def _check_files(places: LogPlaces, numbers: list[int], newest: Timeline, head: Head | None) -> None:

@@ -47,6 +47,35 @@ def judge_timeline(found: TimelineEvidence) -> TimelineVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class LastGroupEvidence:
+    """The timeline's last whole group. Its entry and its changes are synced at the same time, and the head goes on when both are durable."""
+
+    vouched: bool | None
+    """The head says that it is durable; None when there is no whole head."""
+    followed: bool
+    """Bytes stand behind its entry: the next group's, which is entered when this one is durable."""
+    whole: bool
+    """The segments hold all of its changes."""
+
+
+def is_torn(found: LastGroupEvidence) -> bool:
+    """Whether the power went while it was being written, so that it is to be cut off: nobody has ever heard of it. Otherwise whatever is not as it
+    says is damage, and judged file by file.
+
+    ==============  ======  =====  ====
+    head            behind  whole  torn
+    ==============  ======  =====  ====
+    none            any     any    no
+    vouches for it  any     any    no
+    ends before it  bytes   any    no
+    ends before it  none    yes    no
+    ends before it  none    no     yes
+    ==============  ======  =====  ====
+    """
+    return found.vouched is False and not found.followed and not found.whole
+
+
+@dataclass(frozen=True, slots=True)
 class EarlierFileEvidence:
     """One of the timeline's files before the newest. It was synced before the next one got its name, so there is nothing to repair in it."""
 

@@ -1,7 +1,8 @@
 """The log's only writer: appends stage frames in the topics' segments, a commit makes them exist.
 
-Order of a commit: every touched segment is synced, then the group's timeline entry is written and synced, then the head is
-published. Readers believe the head only, so they never see what a power loss could take back.
+Order of a commit: new names are synced, the group's timeline entry is written, every touched segment and the timeline are synced at the
+same time, then the head is published. Readers believe the head only, so they never see what a power loss could take back. A power loss
+between the syncs may leave the entry without its changes: recovery sees it (``cdc.log.embedded.lastgroup``).
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from cdc.errors import HeadwaterError, LogCorrupt
 from cdc.log.contract import SOURCE_NAME
 from cdc.log.embedded import histories
 from cdc.log.embedded.away import TierPlace
-from cdc.log.embedded.disk import Disk
+from cdc.log.embedded.disk import PAGE_BYTES, Disk
 from cdc.log.embedded.format import (
+    FRAME_HEADER_BYTES,
     MAX_BODY_BYTES,
     MAX_SEGMENT_BYTES,
     FrameKind,
@@ -33,6 +35,7 @@ from cdc.log.embedded.format import (
 )
 from cdc.log.embedded.groupfiles import FILE_BYTES, GroupFiles
 from cdc.log.embedded.lock import hold, is_held
+from cdc.log.embedded.message import LARGE_BYTES, message_of
 from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.openfiles import OpenFiles
 from cdc.log.embedded.records import GroupEntry
@@ -181,11 +184,7 @@ class EmbeddedLogWriter:
         group = self._register.entry(staged, before.position + 1, cut, before.epoch)
         try:
             self._begin_next_file()
-            self._sync_staged()
-        except OSError as error:
-            raise self._located(error) from error
-        crashpoint("log.commit.fsynced")
-        try:
+            self._sync_names()
             self._publish(group)
         except OSError as error:
             raise self._located(error) from error
@@ -265,17 +264,18 @@ class EmbeddedLogWriter:
         return topic
 
     def _write(self, topic: OpenTopic, batch: pa.RecordBatch, positions: Positions) -> None:
-        body = batch.serialize()
-        if len(body) > SPLIT_BYTES and len(positions) > 1:
+        body = message_of(batch)
+        length = sum(map(len, body))
+        if length > SPLIT_BYTES and len(positions) > 1:
             middle = len(positions) // 2
             self._write(topic, batch.slice(0, middle), positions[:middle])
             self._write(topic, batch.slice(middle), positions[middle:])
             return
-        if len(body) > MAX_BODY_BYTES:
+        if length > MAX_BODY_BYTES:
             raise ValueError("a single row is larger than 2 GiB")
         first, last = int(positions[0]), int(positions[-1])
         tip = topic.tip
-        if tip.closed or tip.end >= self._segment_bytes or tip.end + len(body) > MAX_SEGMENT_BYTES - 2**20:
+        if tip.closed or tip.end >= self._segment_bytes or tip.end + length > MAX_SEGMENT_BYTES - 2**20:
             tip = self._begin_segment(topic, first)
         part = self._part(topic, tip)
         out: list[bytes | pa.Buffer] = []
@@ -284,15 +284,21 @@ class EmbeddedLogWriter:
         if tip.schema is None or not tip.schema.equals(schema, check_metadata=True):
             schema_at = end
             message = _padded(schema.serialize())
-            head, crc = encode_frame(FrameKind.SCHEMA, message, offset=end, schema_at=end, topic=topic.number)
+            head, crc = encode_frame(FrameKind.SCHEMA, [message], offset=end, schema_at=end, topic=topic.number)
             out += (head, message)
             end, running = end + len(head) + len(message), chain(running, crc)
+        fd = self._files.of(topic, tip.segment)
+        if length >= LARGE_BYTES:
+            # The disk works while the checksum is made. It gets whole pages only, and never the header's: that one is not written yet.
+            at = end + FRAME_HEADER_BYTES
+            self._disk.write(fd, body, at)
+            self._disk.start_writing(fd, at + padding(at, PAGE_BYTES), at + length)
         head, crc = encode_frame(
             FrameKind.BATCH, body, offset=end, schema_at=schema_at, topic=topic.number, first=first, last=last, rows=len(positions)
         )
-        out += (head, body)
-        end, running = end + len(head) + len(body), chain(running, crc)
-        self._disk.write(self._files.of(topic, tip.segment), out, tip.end)
+        out += (head,) if length >= LARGE_BYTES else (head, *body)
+        end, running = end + len(head) + length, chain(running, crc)
+        self._disk.write(fd, out, tip.end)
         crashpoint("log.append.written")
         part.end, part.last, part.chain = end, last, running
         part.rows += len(positions)
@@ -327,19 +333,18 @@ class EmbeddedLogWriter:
 
     # --- commit ------------------------------------------------------------------------------------------------------
 
-    def _sync_staged(self) -> None:
-        """Syncs what was staged, names included."""
-        staged = self._staged
+    def _sync_names(self) -> None:
+        """Makes the names of what was staged durable, and removals before it: the entry never names a file that a power loss could take."""
+        created, folders = self._staged.created, self._unsynced_folders()
+        if not folders:
+            return
         with self._fatal():
-            crashpoint("log.commit.before_fsync")
-            self._syncs.together(self._disk.sync, [self._files.of(part.topic, part.segment) for part in staged.parts])
-            if folders := self._unsynced_folders():
-                crashpoint("log.commit.before_folder_fsync")
-                self._syncs.together(self._disk.sync_folder, list(folders))
-                if any(not topic.folder_exists for topic, _ in staged.created):
-                    self._disk.sync_folder(self._places.topics)
-                for topic, _ in staged.created:
-                    topic.folder_exists = True
+            crashpoint("log.commit.before_folder_fsync")
+            self._syncs.together(self._disk.sync_folder, list(folders))
+            if any(not topic.folder_exists for topic, _ in created):
+                self._disk.sync_folder(self._places.topics)
+            for topic, _ in created:
+                topic.folder_exists = True
 
     def _unsynced_folders(self) -> set[Path]:
         """Those in which a name that is not durable yet was made, now or before a rollback."""
@@ -375,11 +380,23 @@ class EmbeddedLogWriter:
             head = published.enter(group)
         except OSError:
             with self._fatal():
-                published.take_back()
+                published.take_back(durably=True)
             self.rollback()
             raise
         with self._fatal():
+            self._sync_staged()
             published.advance(head)
+
+    def _sync_staged(self) -> None:
+        """Makes the changes and their entry durable. An error takes the entry back: nobody may find it later and take it for durable."""
+        try:
+            crashpoint("log.commit.before_fsync")
+            touched = [self._files.of(part.topic, part.segment) for part in self._staged.parts]
+            self._syncs.together(self._disk.sync, [*touched, self._published.timeline_fd])
+            crashpoint("log.commit.fsynced")
+        except OSError:
+            self._published.take_back()
+            raise
 
     def _close_asked_for(self) -> None:
         """Closes the segments that ``upkeep`` has asked for. Nothing may be staged."""

@@ -342,7 +342,7 @@ def test_a_disk_that_refuses_a_mark_without_changes_leaves_nothing_staged(tmp_pa
         given = handover(tmp_path, inbox)
         given.open(deadline())
         before = writer.marks()
-        with armed("log.commit.fsynced=error"), pytest.raises(Fault):
+        with armed("log.timeline.before_write=error"), pytest.raises(OSError, match="cannot write the log"):
             given.give("1", "", (), [], deadline())
         writer.append(changes(ORDERS, [1]))
         writer.commit(Lsn(7), 0)
@@ -351,13 +351,15 @@ def test_a_disk_that_refuses_a_mark_without_changes_leaves_nothing_staged(tmp_pa
         assert handover(tmp_path, inbox).open(deadline()).to == "1"
 
 
-@pytest.mark.parametrize("point", ["log.commit.fsynced", *(name for name in points.places() if name.startswith("inbox.take."))])
+@pytest.mark.parametrize(
+    "point", ["log.timeline.before_write", *(name for name in points.places() if name.startswith("inbox.take."))]
+)
 def test_an_error_at_any_step_leaves_the_group_taken_once(tmp_path: Path, point: str) -> None:
     with written(tmp_path) as writer:
         inbox = inbox_of(tmp_path, writer)
         given = handover(tmp_path, inbox)
         given.open(deadline())
-        with armed(f"{point}=error"), pytest.raises(Fault):
+        with armed(f"{point}=error"), pytest.raises(OSError, match=r"crash point|cannot write the log"):
             given.give("1", TOPIC, KEY, rows(1, 2), deadline())
         serve_all(inbox_of(tmp_path, writer))
         assert handover(tmp_path, inbox).open(deadline()).to == "1"

@@ -59,7 +59,7 @@ def test_segment_header(log_id: int, topic: int, name: str, first: int, previous
 
 def frame_bytes() -> tuple[bytes, int]:
     body = bytes(range(48))
-    head, crc = encode_frame(FrameKind.BATCH, body, offset=96, schema_at=64, topic=7, first=11, last=19, rows=5)
+    head, crc = encode_frame(FrameKind.BATCH, [body], offset=96, schema_at=64, topic=7, first=11, last=19, rows=5)
     return head + body, crc
 
 
@@ -74,7 +74,7 @@ def test_frame() -> None:
         decode_frame(pa.py_buffer(raw), 0, offset=96, topic=8)
     for body in (b"1234567", b"123456789"):
         with pytest.raises(ValueError):
-            encode_frame(FrameKind.BATCH, body, offset=0, schema_at=0, topic=1)
+            encode_frame(FrameKind.BATCH, [body], offset=0, schema_at=0, topic=1)
 
 
 def test_frame_damaged_anywhere() -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,12 @@ from cdc.log.embedded.names import folder_of
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.records import RECORD_BYTES
 from cdc.log.embedded.verdicts import (
+    LastGroupEvidence,
     SegmentEvidence,
     SegmentVerdict,
     TimelineEvidence,
     TimelineVerdict,
+    is_torn,
     judge_segment,
     judge_timeline,
 )
@@ -427,6 +430,104 @@ def test_the_timelines_decision_table_is_whole() -> None:
             assert verdict is TimelineVerdict.CORRUPT
         else:
             assert verdict is (TimelineVerdict.CUT if extra else TimelineVerdict.CLEAN)
+
+
+def test_the_last_groups_decision_table_is_whole() -> None:
+    for vouched, followed, whole in itertools.product((None, False, True), (False, True), (False, True)):
+        assert is_torn(LastGroupEvidence(vouched, followed, whole)) == ((vouched, followed, whole) == (False, False, False))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """A log and what its files were behind each of its three commits: (1-3 of a), (4 of b, 5 of a), (6 of b, 7 of c)."""
+
+    root: Path
+    states: list[dict[Path, bytes]]
+
+    def head_of(self, moment: int) -> None:
+        (self.root / "head").write_bytes(self.states[moment][self.root / "head"])
+
+    def grown(self) -> list[Path]:
+        """The segments to which the last commit has added."""
+        before, last = self.states[-2:]
+        return [path for path in last if path.suffix == ".seg" and last[path] != before.get(path)]
+
+
+@pytest.fixture
+def moments(quick_folder: Path) -> Moments:
+    root, states = quick_folder / "moments", []
+    third = Table(3, "s", "c", (Column("id", 20, key=True),))
+    groups = [[(SMALL, [1, 2, 3])], [(OTHER, [4]), (SMALL, [5])], [(OTHER, [6]), (third, [7])]]
+    with closing(open_writer(root)) as writer:
+        for number, group in enumerate(groups, 1):
+            for table, positions in group:
+                writer.append(changes(table, positions))
+            writer.commit(Lsn(number), 0)
+            states.append(contents(root))
+    return Moments(root, states)
+
+
+def test_a_last_group_whose_changes_did_not_reach_the_disk_is_dropped(moments: Moments) -> None:
+    """Its entry was synced at the same time, and may be there alone: with less of each segment than it names, or with other bytes there."""
+    before, last = moments.states[-2:]
+    [*grown] = moments.grown()
+    assert len(grown) == 2, "one that was there before, and a new one"
+    cases = 0
+    for path in grown:
+        least = len(before.get(path, b""))
+        shorter = (last[path][:length] for length in range(least, len(last[path]), 7))
+        others = (last[path][:least] + flipped for flipped in itertools.islice(flips(last[path][least:]), 0, None, 7))
+        for torn in itertools.chain(shorter, others, [last[path][:least] + bytes(len(last[path]) - least)]):
+            moments.head_of(-2)
+            path.write_bytes(torn)
+            found = recovered(moments.root)
+            assert found is not None
+            assert sorted(found) == [1, 2, 3, 4, 5]
+            restore(moments.root, last)
+            cases += 1
+    counters.add("fuzz", "segments, timeline and head", cases)
+
+
+def test_a_last_group_that_is_whole_is_kept_whatever_the_head_says(moments: Moments) -> None:
+    for moment in range(3):
+        restore(moments.root, moments.states[-1])
+        moments.head_of(moment)
+        found = recovered(moments.root)
+        assert found is not None
+        assert sorted(found) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_damage_in_a_group_that_was_confirmed_is_not_taken_for_one_that_was_not(moments: Moments) -> None:
+    """The head vouches for it, there is no head, or what stands behind its entry says that it was durable."""
+    [path, *_] = moments.grown()
+    last = moments.states[-1]
+    timeline = moments.root / "timeline-00000001"
+
+    def behind() -> None:
+        moments.head_of(-2)
+        timeline.write_bytes(last[timeline] + b"torn")
+
+    def another_group() -> None:
+        """The damage is in the second group."""
+        path.write_bytes(last[path])
+        moments.head_of(0)
+        (first,) = segments(moments.root, "a")
+        first.write_bytes(last[first][:-1] + bytes([last[first][-1] ^ 1]))
+
+    for prepare in (lambda: None, (moments.root / "head").unlink, behind, another_group):
+        restore(moments.root, last)
+        path.write_bytes(last[path][:-1] + bytes([last[path][-1] ^ 1]))
+        prepare()
+        assert recovered(moments.root) is None
+
+
+def test_a_group_whose_segment_is_gone_is_not_dropped(moments: Moments) -> None:
+    """Its name was durable before the entry was written."""
+    for path in moments.grown():
+        restore(moments.root, moments.states[-1])
+        moments.head_of(-2)
+        path.unlink()
+        assert recovered(moments.root) is None
 
 
 def test_the_segments_decision_table_is_whole() -> None:

@@ -82,10 +82,13 @@ def test_a_full_disk_at_append_drops_what_is_staged_and_a_later_append_works(
 def test_a_failed_sync_ends_the_writer(tmp_path: Path, log: EmbeddedLogWriter, disk: FailingDisk, call: str, after: int) -> None:
     log.append(changes(ORDERS, [3]))
     log.append(changes(USERS, [4]))
+    timeline = tmp_path / "log" / "timeline-00000001"
+    entered = timeline.stat().st_size
     disk.fail(call, errno.EIO, after)
     with pytest.raises(OSError) as caught:
         log.commit(Lsn(2), 0)
     assert caught.value.errno == errno.EIO
+    assert timeline.stat().st_size == entered, "an entry that was not synced does not stay"
     for use in (lambda: log.append(changes(ORDERS, [3])), lambda: log.commit(Lsn(2), 0), log.rollback):
         with pytest.raises(HeadwaterError, match="EIO"):
             use()
@@ -109,11 +112,13 @@ def test_a_rollback_that_fails_ends_the_writer(log: EmbeddedLogWriter, disk: Fai
     log.close()
 
 
-def test_segments_are_synced_before_the_timeline(log: EmbeddedLogWriter, disk: FailingDisk) -> None:
+def test_the_entry_stands_before_anything_is_synced_and_the_head_goes_on_behind_all(
+    log: EmbeddedLogWriter, disk: FailingDisk
+) -> None:
     disk.calls.clear()
     log.append(changes(ORDERS, [3]))
     log.commit(Lsn(2), 0)
-    assert disk.calls == ["write", "sync", "write", "sync", "write"], "frame, its sync, entry, its sync, head"
+    assert disk.calls == ["write", "write", "sync", "sync", "write"], "frame, entry, their syncs at the same time, head"
     log.close()
 
 
@@ -174,13 +179,15 @@ def test_many_topics_in_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     writer.close()
 
 
-def test_every_one_of_many_files_is_synced_before_the_timeline(tmp_path: Path) -> None:
+def test_every_one_of_many_files_is_synced_before_the_head_goes_on(tmp_path: Path) -> None:
     from dataclasses import replace
 
     synced: list[str] = []
+    heads: set[bytes] = set()
 
     class WatchedDisk(QuickDisk):
         def sync(self, fd: int) -> None:
+            heads.add((root / "head").read_bytes() if (root / "head").exists() else b"")
             synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
 
         def sync_folder(self, path: Path) -> None:
@@ -189,15 +196,18 @@ def test_every_one_of_many_files_is_synced_before_the_timeline(tmp_path: Path) -
     root = tmp_path / "log"
     writer = EmbeddedLogWriter(root, disk=WatchedDisk())
     synced.clear()
+    heads.clear()
+    before = (root / "head").read_bytes()
     for number in range(100):
         writer.append(changes(replace(USERS, oid=1000 + number, name=f"t{number}"), [number + 1]))
     writer.commit(Lsn(1), 0)
     segments = sorted(map(str, root.glob("topics/*/*.seg")))
     folders = sorted(map(str, root.glob("topics/*")))
     assert len(segments) == len(folders) == 100
-    assert sorted(synced[:100]) == segments
-    assert sorted(synced[100:200]) == folders
-    assert synced[200:] == [str(root / "topics"), str(root / "timeline-00000001")]
+    assert sorted(synced[:100]) == folders, "names before anything names them"
+    assert synced[100] == str(root / "topics")
+    assert sorted(synced[101:]) == sorted([*segments, str(root / "timeline-00000001")])
+    assert heads == {before} != {(root / "head").read_bytes()}
     writer.close()
 
 
