@@ -24,7 +24,7 @@ from sinks.sql.refusals import Refused, refused
 
 _RAW: Final = {"no_parameters": True}
 """The statement is all there is: a ``%`` in it is one."""
-_LASTING: Final = ("28", "3D", "3F", "42", "2B", "0A", "22", "23")
+_LASTING: Final = ("28", "3D", "3F", "42", "2B", "0A", "22", "23", "44", "54", "P0")
 """Classes of SQLSTATE that waiting does not change."""
 _RIGHTS: Final = "42501"
 _TABLE_IS_NEEDED: Final = "2BP01"
