@@ -267,6 +267,15 @@ class Returning(Protocol):
 
 
 @runtime_checkable
+class Deferring(Protocol):
+    """A sink that learns only by its commit which of the rows it was given its store cannot hold (``Traits.staged``)."""
+
+    def refused(self) -> tuple[DeadLetter, ...]:
+        """Those of the last commit; ``apply`` has counted them as written."""
+        ...
+
+
+@runtime_checkable
 class Expiring(Protocol):
     """A sink of whose rows some go by themselves."""
 

@@ -35,6 +35,7 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, HeadwaterError, Stopped, StoreError
 from cdc.follow.access import Opening, Ports
 from cdc.follow.apply import Slices
+from cdc.follow.failures import counted_apart
 from cdc.follow.leasehold import LeaseLost
 from cdc.follow.ranges import ChangeWaits, Opened, Ranges
 from cdc.follow.rebuild import Rebuilding
@@ -46,7 +47,7 @@ from cdc.model.position import ZERO_CUT, Cut
 from cdc.settings.models import Contract, StoreOptions
 from cdc.state.approvals import approved
 from cdc.state.status import FollowerStatus
-from sinks.contract import Outcome, Sink
+from sinks.contract import Deferring, Outcome, Sink
 
 FIRST_RETRY_S: Final = 0.2
 LONGEST_RETRY_S: Final = 15.0
@@ -344,6 +345,8 @@ class Follower:
         crashpoint("follower.before_commit")
         self._sink.commit(cut)
         crashpoint("follower.committed")
+        if isinstance(self._sink, Deferring) and (refused := self._sink.refused()):
+            outcome = counted_apart(outcome, refused)
         self.applied = cut
         self._report_what_is_left()
         self._reporter.committed(cut, outcome)

@@ -5,7 +5,7 @@ Everything else in this room is written once, over these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -48,6 +48,15 @@ class SqlSession(Protocol):
         """As ``rows``, without an answer."""
         ...
 
+    def attempt(self) -> AbstractContextManager[None]:
+        """Raises Refused where the database refuses a row; what was done inside is then undone, and the transaction goes on. A database that cannot undo a part
+        of a transaction raises what it always raises (``TargetTable.foreseen``)."""
+        ...
+
+    def check_deferred(self) -> None:
+        """Checks what would be checked at the commit, now, and from now on at once."""
+        ...
+
 
 class TargetDatabase(Protocol):
     """The way to a target database. Not thread-safe."""
@@ -71,6 +80,23 @@ class StagedRows(Protocol):
         """rows: changes of the schema. ``beside``: the room's own columns. Returns the columns that have become text for it, here but not yet in the table."""
         ...
 
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Name → type, as they are here by now."""
+        ...
+
+    def number(self) -> None:
+        """From now on ``piece`` and ``leave`` may be asked for. The rows are numbered from 0 in the order in which they came."""
+        ...
+
+    def piece(self, begin: int, end: int) -> str:
+        """The condition that a row ``r`` is one of begin … end - 1."""
+        ...
+
+    def leave(self, numbers: Iterable[int]) -> None:
+        """From now on these rows go."""
+        ...
+
     def drop(self) -> None: ...
 
 
@@ -90,6 +116,11 @@ class Dialect(Protocol):
     @property
     def lock(self) -> str:
         """The end of a SELECT that keeps other writers away until the transaction ends."""
+        ...
+
+    @property
+    def row_id(self) -> str:
+        """The column that every table has, and that tells its rows apart within a transaction."""
         ...
 
     @property

@@ -18,17 +18,17 @@ class SqlExtent:
     def __init__(self, store: str, patterns: Sequence[str], log: LogReader, *, writing: bool) -> None:
         self._store = store
         self._patterns = patterns
-        self._log = log
+        self.log = log
         self._followed = Followed(store)
         if (lineage := log.lineage()) is not None:
             self._followed.begin(log, lineage, writing=writing)
 
     def selected(self) -> list[str]:
         """The store's topics."""
-        return [topic.name for topic in selected(self._log, self._patterns)]
+        return [topic.name for topic in selected(self.log, self._patterns)]
 
     def last_change(self, topic: str, upto: Cut) -> Position:
-        return self._log.last_change(topic, upto.position)
+        return self.log.last_change(topic, upto.position)
 
     def lineage(self) -> Lineage:
         """Raises StoreError as ``Followed`` does."""
@@ -45,7 +45,7 @@ class SqlExtent:
             return ZERO_CUT
         applied = ZERO_CUT if held.mark is None else believed(held.mark, self.lineage(), f"store {self._store}")
         least = applied
-        for topic in selected(self._log, self._patterns):
+        for topic in selected(self.log, self._patterns):
             entry, where = held.entries.get(topic.name), f"the table of {topic.name} in store {self._store}"
             cut = ZERO_CUT
             if entry is not None and entry.counts:

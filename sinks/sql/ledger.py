@@ -27,6 +27,7 @@ _MAKE: Final = (
         store text, topic text, table_schema text, table_name text, table_number bigint, shape text, shape_position bigint not null,
         log text not null, history text not null, position bigint not null, commit_lsn bigint not null, commit_ts_us bigint not null,
         primary key (store, topic))""",
+    f"create table if not exists {LEDGER_SCHEMA}.letters (store text, id text, letter text not null, stands text, primary key (store, id))",
 )
 _MARK: Final = "log, history, position, commit_lsn, commit_ts_us"
 _GIVEN: Final = ":log, :history, :position, :commit_lsn, :commit_ts_us"
@@ -71,14 +72,14 @@ class SqlLedger:
 
 def make(session: SqlSession) -> None:
     """Makes the tables where there are none."""
-    if not exists(session):
+    if not exists(session, "letters"):  # the one that came last
         make_schema(session, LEDGER_SCHEMA)
         for statement in _MAKE:
             session.run(statement)
 
 
-def exists(session: SqlSession) -> bool:
-    return session.dialect.standing(session, TargetPlace(LEDGER_SCHEMA, "tables")) is not None
+def exists(session: SqlSession, table: str = "tables") -> bool:
+    return session.dialect.standing(session, TargetPlace(LEDGER_SCHEMA, table)) is not None
 
 
 def read(session: SqlSession, store: str, *, lock: bool = False) -> SqlLedger:
@@ -174,7 +175,7 @@ def remove(session: SqlSession, store: str, topic: str) -> None:
 
 
 def remove_all(session: SqlSession, store: str) -> None:
-    for table in ("tables", "marks"):
+    for table in ("tables", "marks", *(("letters",) if exists(session, "letters") else ())):
         session.write(f"delete from {LEDGER_SCHEMA}.{table} where store = :store", store=store)
 
 

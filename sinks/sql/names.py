@@ -16,6 +16,8 @@ IDENTITY: Final = "_cdc_key"
 """The column of a digest of the whole row, in the table of a topic whose rows nothing else tells apart."""
 GONE: Final = "_cdc_deleted"
 """In what was staged for one statement: the row goes."""
+NUMBER: Final = "_cdc_number"
+"""There, too: which of the rows it is, from 0."""
 LONGEST: Final = 63
 """NAMEDATALEN - 1, in bytes: Postgres cuts longer names without an error."""
 _SIGN: Final = "Headwater: "

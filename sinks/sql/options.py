@@ -68,6 +68,8 @@ class Options(StoreOptions):
     """A column that the tables get beside the source's: when the row was written here. Left out: there is none."""
     timeout_s: float = Field(30.0, gt=0)
     """How long connecting, and waiting for a lock, may take. A writer that stands still in the middle of a commit loses its connection after as long."""
+    dead_share_max: float = Field(0.1, ge=0, le=1)
+    """A commit of which a table refuses a larger share of its rows, not counting what `cdc dlq drop` has accepted, stops the store."""
     staged_bytes: int = Field(256 * MB, ge=1)
     """Changes that wait for the commit, in memory; beyond this they go to a temporary file."""
 

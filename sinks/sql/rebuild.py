@@ -16,10 +16,12 @@ from cdc.model.batch import topic_schema
 from cdc.model.lineage import Lineage
 from cdc.model.position import START, ZERO_CUT, Cut
 from cdc.model.topic import TopicSchema
-from sinks.contract import EpochPassed, Outcome, TopicAsOf
-from sinks.sql import ledger, ownership
+from sinks.contract import DeadLetter, EpochPassed, Outcome, TopicAsOf
+from sinks.deadletters import Letters, LetterState
+from sinks.sql import ledger, letters, ownership
 from sinks.sql.dialect import SqlSession, TargetDatabase
 from sinks.sql.history import HistoryWriter, history_place, history_topic
+from sinks.sql.letters import LettersDraft, LettersStop
 from sinks.sql.names import TableSign, TargetPlace, place_of
 from sinks.sql.options import Options
 from sinks.sql.rowwriter import SqlRowWriter
@@ -47,12 +49,27 @@ class SqlRebuild:
                 schema = topic.shape.schema
                 ownership.refuse_taken(session, self.store, schema, place_of(schema, self.options.namespace), None)
             ledger.sign(session, self.store, self.epoch, nothing)
+            # What an operator has accepted stays so, where the same change is refused again.
+            known = letters.read(session, self.store)
+            letters.remove(session, self.store, [one.id for one in known if one.failed or one.state is not LetterState.ACCEPTED])
         crashpoint("rebuilding.sql_begun")
-        rows = 0
+        rows, dead = 0, list[DeadLetter]()
         for topic in topics:
-            with self.database.transaction() as session:
-                self._refuse_others(session, lineage)
-                rows += self._replaced(session, topic, lineage, cut)
+            try:
+                with self.database.transaction() as session:
+                    self._refuse_others(session, lineage)
+                    known = letters.read(session, self.store)
+                    draft = LettersDraft(self.store, Letters(self.store, known), self.options.dead_share_max)
+                    rows += self._replaced(session, topic, lineage, cut, draft)
+                    again = {one.position for one in draft.refused}
+                    draft.forget([one.id for one in draft.known.of(topic.shape.schema.topic) if one.position not in again])
+                    draft.write(session)
+            except LettersStop as stop:
+                with self.database.transaction() as session:
+                    self._refuse_others(session, lineage)
+                    letters.put(session, self.store, stop.found)
+                raise stop.error from None
+            dead += draft.refused
             crashpoint("rebuilding.sql_table_replaced")
         with self.database.transaction() as session:
             self._refuse_others(session, lineage)
@@ -62,7 +79,7 @@ class SqlRebuild:
                 if entry.topic not in names:
                     ownership.remove(session, self.store, entry)
             ledger.sign(session, self.store, self.epoch, lineage.mark(cut))
-        return Outcome(rows)
+        return Outcome(rows, 0, tuple(dead))
 
     def _refuse_others(self, session: SqlSession, lineage: Lineage) -> None:
         held = ledger.read(session, self.store, lock=True)
@@ -70,7 +87,7 @@ class SqlRebuild:
             raise EpochPassed(self.store, held.epoch)
         ledger.refuse_others(held, self.store, self.epoch, lineage.mark(ZERO_CUT))
 
-    def _replaced(self, session: SqlSession, topic: TopicAsOf, lineage: Lineage, cut: Cut) -> int:
+    def _replaced(self, session: SqlSession, topic: TopicAsOf, lineage: Lineage, cut: Cut, draft: LettersDraft) -> int:
         """Returns the number of rows."""
         schema = topic.shape.schema
         place = place_of(schema, self.options.namespace)
@@ -87,8 +104,8 @@ class SqlRebuild:
         table = session.dialect.table(session, place)
         table.take(self.options.own_columns(schema.topic))
         known = entry.shape.schema.names if entry.shape is not None else ()
-        writer = SqlRowWriter(session, table, topic.shape)
-        count = writer.replace_all(schema, known, (came.rows for came in topic.rows()))
+        writer = SqlRowWriter(session, table, topic.shape, draft, self.log)
+        count = writer.replace_all(schema, known, topic.rows())
         table.sign(TableSign(self.store, schema.topic, lineage.log))
         ledger.put(session, self.store, replace(entry, mark=lineage.mark(cut), shape=topic.shape))
         if said := self.options.history_of(schema.topic):

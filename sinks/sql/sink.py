@@ -9,8 +9,8 @@ begun. A commit whose answer was lost is decided by the mark: it is there, or no
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -18,23 +18,26 @@ import pyarrow as pa
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
 from cdc.log.contract import LogReader
-from cdc.model.batch import POSITION, topic_schema
+from cdc.model.batch import OP, POSITION, Op, first_position, topic_schema
 from cdc.model.lineage import Mark
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
-from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, TopicAsOf, Traits
-from sinks.render.rowtext import row_text
-from sinks.sql import ledger, ownership
+from sinks.contract import NOTHING, DeadLetter, EpochPassed, Outcome, Shape, TopicAsOf, Traits
+from sinks.deadletters import Letter, Letters
+from sinks.render.rowtext import SEPARATOR, join_key, keys, row_text
+from sinks.sql import ledger, letters, ownership
 from sinks.sql.choice import dialect_of
 from sinks.sql.dialect import SqlSession
 from sinks.sql.extent import SqlExtent
 from sinks.sql.history import HistoryWriter, history_place, history_topic, refuse
 from sinks.sql.ledger import SqlLedger, TableEntry
+from sinks.sql.letters import LettersDraft, LettersStop
 from sinks.sql.names import TargetPlace, place_of
 from sinks.sql.options import Options
 from sinks.sql.rebuild import SqlRebuild
+from sinks.sql.refusals import Refused
 from sinks.sql.rowreader import SqlRowReader
-from sinks.sql.rowwriter import SqlRowWriter
+from sinks.sql.rowwriter import SqlRowWriter, settle
 from sinks.stagedchanges import StagedChanges
 
 
@@ -55,8 +58,11 @@ class SqlSink:
         self._extent: SqlExtent | None = None
         self._known = SqlLedger()
         """As this sink found it, or left it: of its topics."""
-        self._tried: SqlLedger | None = None
+        self._letters: Letters | None = None
+        """An opened writer's."""
+        self._tried: _Tried | None = None
         """What a commit would have left whose answer did not come."""
+        self._refused: tuple[DeadLetter, ...] = ()
 
     # --- which log, and how far ------------------------------------------------------------------------------------------------------
 
@@ -68,13 +74,17 @@ class SqlSink:
                 ledger.make(session)
             held = self._read(session, lock=epoch is not None)
             applied = extent.whole(held)
+            known = None
             if epoch is not None:
+                if held.mark is None:  # they have gone with it
+                    letters.remove_all(session, self.name)
+                known = Letters(self.name, letters.read(session, self.name))
                 if held.epoch > epoch:
                     raise EpochPassed(self.name, held.epoch)
                 held = replace(held, epoch=epoch, mark=held.mark or extent.lineage().mark(ZERO_CUT))
                 assert held.mark is not None
                 ledger.sign(session, self.name, epoch, held.mark)
-        self._extent, self._epoch, self._applied, self._known = extent, epoch, applied, held
+        self._extent, self._epoch, self._applied, self._known, self._letters = extent, epoch, applied, held, known
         return applied
 
     def finish(self) -> None: ...
@@ -114,13 +124,16 @@ class SqlSink:
         with self._database.transaction() as session:
             self._locked(session, epoch)
             fresh = ownership.made(session, self.name, schema, place, extent.lineage())
+            draft = self._draft()
+            draft.forget([one.id for one in draft.known.of(schema.topic)])  # its changes come again
+            draft.write(session)
             beside = []
             if said := self.options.history_of(schema.topic):
                 beside.append(ownership.history_made(session, self.name, schema, history_place(place, said), extent.lineage()))
             if entry is not None and entry.counts:  # there was nothing to hold up to here, which a table without rows says as well
                 fresh = replace(fresh, mark=entry.mark)
                 ledger.put(session, self.name, fresh)
-        self._known = self._known.with_entries(fresh, *beside)
+        self._known, self._letters = self._known.with_entries(fresh, *beside), draft.known
 
     def foresee(self, schemas: Sequence[TopicSchema]) -> None:
         taken: dict[str, str] = {}
@@ -188,21 +201,46 @@ class SqlSink:
             return
         extent, epoch = self._opened(), self._writer()
         mark = extent.lineage().mark(cut)
-        with self._database.transaction() as session:
-            if not self._was_committed(session, mark):
-                self._locked(session, epoch)
-                self._tried = self._written(session, extent, mark)
-                crashpoint("sql.before_commit")
+        try:
+            with self._database.transaction() as session:
+                if not self._was_committed(session, mark):
+                    self._locked(session, epoch)
+                    self._tried = self._carried_out(session, extent, mark)
+                    crashpoint("sql.before_commit")
+        except LettersStop as stop:
+            self.keep(stop.found)
+            raise stop.error from None
         crashpoint("sql.committed")
         assert self._tried is not None
-        self._known, self._tried, self._applied = self._tried, None, cut
+        tried, self._tried = self._tried, None
+        self._known, self._letters, self._refused, self._applied = tried.ledger, tried.letters, tried.refused, cut
         self._staging.clear()
 
-    def _written(self, session: SqlSession, extent: SqlExtent, mark: Mark) -> SqlLedger:
-        """Writes all that is staged, and the marks. Returns what the ledger says then."""
-        now = self._known
+    def refused(self) -> tuple[DeadLetter, ...]:
+        """See ``sinks.contract.Deferring``."""
+        return self._refused
+
+    def _carried_out(self, session: SqlSession, extent: SqlExtent, mark: Mark) -> _Tried:
+        """Where what is checked at the commit refuses something, all of it is done again with that checked at once: so it is known which row it is."""
+        try:
+            with session.attempt():
+                tried = self._written(session, extent, mark)
+                session.check_deferred()
+        except Refused:
+            session.check_deferred()
+            tried = self._written(session, extent, mark)
+        return tried
+
+    def _written(self, session: SqlSession, extent: SqlExtent, mark: Mark) -> _Tried:
+        """Writes all that is staged, the dead letters and the marks. Returns what the ledger says then."""
+        now, draft = self._known, self._draft()
+        writers = []
         for topic in self._staging.topics:
-            now = now.with_entries(self._write(session, now.entries[topic], mark))
+            writer = self._writer_of(session, now.entries[topic], draft)
+            now = now.with_entries(self._write(session, writer, now.entries[topic], mark))
+            writers.append(writer)
+        settle(writers)
+        draft.write(session)
         for topic in extent.selected():
             entry = now.entries.get(topic)
             if extent.last_change(topic, mark.cut) > (0 if entry is None else entry.mark.cut.position):
@@ -210,14 +248,23 @@ class SqlSink:
                 ledger.put(session, self.name, entry)
                 now = now.with_entries(entry)
         ledger.sign(session, self.name, now.epoch, mark)
-        return replace(now, mark=mark)
+        assert self._letters is not None
+        return _Tried(replace(now, mark=mark), draft.known if draft.changed else self._letters, tuple(draft.refused))
 
-    def _write(self, session: SqlSession, entry: TableEntry, mark: Mark) -> TableEntry:
+    def _draft(self) -> LettersDraft:
+        self._writer()
+        assert self._letters is not None
+        return LettersDraft(self.name, self._letters, self.options.dead_share_max)
+
+    def _writer_of(self, session: SqlSession, entry: TableEntry, draft: LettersDraft, *, history: bool = True) -> SqlRowWriter:
         assert entry.place is not None
         assert entry.shape is not None
         table = session.dialect.table(session, entry.place)
         table.take(self.options.own_columns(entry.topic))
-        writer = SqlRowWriter(session, table, entry.shape, self._history(session, entry))
+        beside = self._history(session, entry) if history else None
+        return SqlRowWriter(session, table, entry.shape, draft, self._opened().log, beside)
+
+    def _write(self, session: SqlSession, writer: SqlRowWriter, entry: TableEntry, mark: Mark) -> TableEntry:
         writer.write(self._staging.batches(entry.topic), entry.mark.cut.position)
         now = replace(entry, mark=max(mark, entry.mark, key=lambda one: one.cut.position), shape=writer.shape)
         ledger.put(session, self.name, now)
@@ -235,11 +282,11 @@ class SqlSink:
     def _was_committed(self, session: SqlSession, mark: Mark) -> bool:
         """Whether this commit has been carried out already, and nobody heard the answer."""
         tried = self._tried
-        if tried is None or tried.mark != mark:
+        if tried is None or tried.ledger.mark != mark:
             self._tried = None
             return False
         held = self._read(session, lock=True)
-        return held.mark == mark and held.epoch == self._epoch and _unchanged(tried, held)
+        return held.mark == mark and held.epoch == self._epoch and _unchanged(tried.ledger, held)
 
     def _read(self, session: SqlSession, *, lock: bool = False) -> SqlLedger:
         """What the ledger says. A table at another place than the options name now is none that this store goes on with."""
@@ -274,6 +321,53 @@ class SqlSink:
             raise StoreError(f"store {self.name} is not open", retryable=True)
         return self._extent
 
+    # --- dead letters (``sinks.deadletters.LetterBox``) --------------------------------------------------------------------------------
+
+    def letters(self) -> tuple[Letter, ...]:
+        if self._letters is not None:
+            return self._letters.all
+        with self._database.transaction(reading=True) as session:
+            return letters.read(session, self.name)
+
+    def keep(self, letters: Collection[Letter]) -> None:
+        if letters:
+            self._lettered(lambda draft: draft.keep(letters))
+
+    def forget(self, ids: Collection[str]) -> None:
+        if ids:
+            self._lettered(lambda draft: draft.forget(ids))
+
+    def _lettered(self, change: Callable[[LettersDraft], None]) -> None:
+        epoch, draft = self._writer(), self._draft()
+        with self._database.transaction() as session:
+            self._locked(session, epoch)
+            change(draft)
+            draft.write(session)
+        self._letters = draft.known
+
+    def put(self, row: pa.RecordBatch, at: Position) -> str | None:  # noqa: ARG002
+        epoch, schema = self._writer(), topic_schema(row.schema)
+        entry = self._known.entries.get(schema.topic)
+        if entry is None or not entry.has_table:
+            return "the store does not hold the table"
+        with self._database.transaction() as session:
+            self._locked(session, epoch)
+            writer = self._writer_of(session, entry, self._draft(), history=False)
+            if schema.key:
+                return writer.put(row, None)
+            letter = Letter(schema.topic, Position(first_position(row)), "").id
+            refused = writer.put(row, letters.standing(session, self.name, letter))
+            if refused is None:
+                gone = row.column(OP)[0].as_py() == int(Op.DELETE)
+                letters.set_standing(session, self.name, letter, None if gone else row_text(row, schema).to_pylist()[0])
+            return refused
+
+    def places(self, rows: pa.RecordBatch) -> pa.Array:
+        return keys(rows, topic_schema(rows.schema))
+
+    def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
+        return join_key([keys.column(field.name) for field in schema.key], SEPARATOR if len(schema.key) > 1 else "")
+
     # --- reading ---------------------------------------------------------------------------------------------------------------------
 
     def make_visible(self) -> None:
@@ -292,7 +386,16 @@ class SqlSink:
         self._staging.clear()
         self._database.close()
         self._reader.close()
-        self._extent, self._known, self._tried = None, SqlLedger(), None
+        self._extent, self._known, self._tried, self._letters, self._refused = None, SqlLedger(), None, None, ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """What one commit leaves."""
+
+    ledger: SqlLedger
+    letters: Letters
+    refused: tuple[DeadLetter, ...]
 
 
 def _unchanged(known: SqlLedger, now: SqlLedger) -> bool:

@@ -13,10 +13,12 @@ import pyarrow as pa
 
 from cdc.errors import StopState, StoreError
 from cdc.model.topic import TopicField, TopicSchema
-from sinks.reshape import origins, rekeyed
+from sinks.contract import audit_schema
+from sinks.reshape import origins, rekeyed, reshaped
 from sinks.sql.dialect import Dialect, SqlSession, StagedRows
 from sinks.sql.names import GONE, IDENTITY, TableSign, TargetPlace, quoted
 from sinks.sql.owncolumns import OwnColumns
+from sinks.sql.refusals import Refusal
 
 
 def refused(place: TargetPlace, whose: str) -> StoreError:
@@ -66,6 +68,10 @@ class TargetTable(ABC):
         """Whether ``tell_apart`` would change nothing."""
 
     @abstractmethod
+    def compared(self, name: str) -> tuple[str, str]:
+        """A type, and the expression for a column of the row ``t`` as that type: two values are the same one where these are."""
+
+    @abstractmethod
     def become_text(self, name: str) -> None:
         """The column holds the same texts as a column of text."""
 
@@ -74,8 +80,12 @@ class TargetTable(ABC):
         """Writes into the table's comment whose it is."""
 
     @abstractmethod
-    def put(self, schema: TopicSchema, staged: StagedRows) -> None:
-        """Writes the staged rows that do not go, each over the row of its key."""
+    def put(self, schema: TopicSchema, staged: StagedRows, which: str = "true") -> None:
+        """Writes the staged rows ``r`` that do not go, each over the row of its key. ``which``: a condition on them."""
+
+    @abstractmethod
+    def foreseen(self, schema: TopicSchema, staged: StagedRows) -> Mapping[int, Refusal]:
+        """The staged rows, by number, of which it is known without trying that the table refuses them."""
 
     @abstractmethod
     def match(self, schema: TopicSchema, staged: str) -> str:
@@ -115,6 +125,17 @@ class TargetTable(ABC):
         else:
             self._mark_deleted(f" from {staged.sql} r where r.{GONE} and {self.match(schema, 'r')}")
 
+    def remove_one(self, schema: TopicSchema, texts: Mapping[str, str | None]) -> None:
+        """Removes one row of those that are so. ``texts``: canonical text, by column."""
+        row = reshaped(pa.RecordBatch.from_pylist([dict(texts)], audit_schema(schema)), schema, schema, 0)
+        found = {name: self.compared(name) for name in schema.names}
+        staged = self._dialect.stage(self._session, schema, {name: kind for name, (kind, _) in found.items()}, {})
+        staged.send(row, {})
+        same = " and ".join(f"{value} is not distinct from r.{quoted(name)}" for name, (_, value) in found.items()) or "true"
+        one = f"select t.{self._dialect.row_id} from {self.place.sql} t, {staged.sql} r where {same} limit 1"
+        self._session.run(f"delete from {self.place.sql} where {self._dialect.row_id} in ({one})")
+        staged.drop()
+
     def keep_only(self, schema: TopicSchema, staged: StagedRows) -> None:
         """Removes the rows whose key is not staged, or marks them as deleted."""
         others = f"not exists (select 1 from {staged.sql} r where {self.match(schema, 'r')})"
@@ -148,10 +169,17 @@ class TargetTable(ABC):
         )
         for field in new.fields:
             before = came.get(field.name)
-            same = before is not None and before.structure == field.structure and self.columns.get(field.name) == self._dialect.text
-            if not same or emptied:  # one that became text goes on holding values that its type does not
+            same = before is not None and before.structure == field.structure and self._stays(before, field)
+            if (
+                not same or emptied
+            ):  # one that became text goes on holding values that its type does not, and a type of somebody's own stays
                 self._fit(field, emptied=emptied)
         self.tell_apart(new, again=digested(new) and not emptied and (not digested(old) or set(came) != set(old.names)))
+
+    def _stays(self, before: TopicField, field: TopicField) -> bool:
+        """Whether the field's column is of the type that it is to have, or of one that somebody else wants it to have."""
+        there, type_of = self.columns.get(field.name), self._dialect.column_type
+        return there == self._dialect.text or (there is not None and type_of(before) == type_of(field))
 
     def replace_columns(self, known: Sequence[str], schema: TopicSchema) -> None:
         """Makes those of an empty table what the schema wants. ``known``: columns that were the store's before."""

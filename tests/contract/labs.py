@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+import duckdb
 import pytest
 
 from cdc.model.position import Cut
@@ -201,12 +202,42 @@ def _opensearch(server: Any) -> Lab:
 
 
 def _sql(database: Any) -> Lab:
-    return Lab("sql", {"url": database.dsn}, server=database.server, units=lambda name: SqlUnits(database.dsn, name))
+    return Lab(
+        "sql",
+        {"url": database.dsn},
+        server=database.server,
+        units=lambda name: SqlUnits(database.dsn, name),
+        narrow=lambda _: _narrow_table(database),
+    )
+
+
+def _narrow_table(database: Any) -> Narrow:
+    """Somebody has put a condition on the table, which he takes back later."""
+
+    def change(what: str) -> None:
+        with database.connect() as connection:
+            connection.execute(f"alter table public.orders {what}")
+
+    return Narrow(
+        begin=lambda: change("drop constraint if exists narrow, add constraint narrow check (length(note) <= 2000)"),
+        end=lambda: change("drop constraint narrow"),
+    )
 
 
 def _duck(folder: Any) -> Lab:
     path = folder / "lab.duckdb"
-    return Lab("sql", {"url": f"duckdb://{path}"}, units=lambda name: DuckUnits(path, name))
+    units: Callable[[str], Units] = lambda name: DuckUnits(path, name)  # noqa: E731
+    return Lab("sql", {"url": f"duckdb://{path}"}, units=units, narrow=lambda _: _narrow_column(path))
+
+
+def _narrow_column(path: Any) -> Narrow:
+    """Somebody has given a column a narrower type; later he takes that back."""
+
+    def retype(kind: str) -> None:
+        with duckdb.connect(str(path)) as connection:
+            connection.execute(f"alter table public.orders alter column note type {kind}")
+
+    return Narrow(begin=lambda: retype("enum ('', 'short')"), end=lambda: retype("varchar"))
 
 
 def _warehouse(spark: Any, folder: Any) -> Lab:

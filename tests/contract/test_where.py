@@ -135,7 +135,7 @@ def _ids(store: HeldStore, table: Table = TABLE) -> list[str]:
 @pytest.fixture
 def failed(lab: Lab) -> Followed:
     """Row 2 fails at position 4, after the store has held it."""
-    if lab.kind in ("iceberg", "sql", "console"):
+    if lab.kind in ("iceberg", "console"):
         pytest.skip("keeps no dead letters")
     store = Followed(lab, **SAID)
     store.takes(upserts(TABLE, 1, [row(1), row(2), row(3, "y", b="0")]))
@@ -209,7 +209,7 @@ def test_a_row_that_fails_keeps_its_letter_under_another_name(lab: Lab, failed: 
 
 def test_they_are_among_the_letters_that_a_store_may_have(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on once an operator has accepted those that are there."""
-    if lab.kind in ("iceberg", "sql", "console"):
+    if lab.kind in ("iceberg", "console"):
         pytest.skip("keeps no dead letters")
     monkeypatch.setattr(deadletters, "LETTERS_MAX", 2)
     store = Followed(lab, **SAID)
@@ -226,7 +226,7 @@ def test_they_are_among_the_letters_that_a_store_may_have(lab: Lab, monkeypatch:
 
 
 def test_a_batch_that_comes_again_leaves_the_same_letter(lab: Lab) -> None:
-    if lab.kind in ("iceberg", "sql", "console"):
+    if lab.kind in ("iceberg", "console"):
         pytest.skip("keeps no dead letters")
     store = Followed(lab, **SAID)
     lab.log.put(upserts(TABLE, 1, [row(1, b="0"), row(2), row(1), row(3, b="0")]))
@@ -254,7 +254,7 @@ def test_a_store_that_keeps_no_letters_stops_and_says_so(lab: Lab) -> None:
     if lab.kind == "console":
         outcome = Followed(lab, **SAID).takes(upserts(TABLE, 1, [row(1, b="0"), row(2)]))
         assert ([one.position for one in outcome.dead], outcome.written) == ([1], 1)
-    if lab.kind not in ("iceberg", "sql"):
+    if lab.kind != "iceberg":
         pytest.skip("keeps dead letters")
     store = Followed(lab, **SAID)
     lab.log.put(upserts(TABLE, 1, [row(1, b="0"), row(2)]))
@@ -268,7 +268,7 @@ def test_a_store_that_is_built_again_names_the_rows_that_fail(lab: Lab) -> None:
         pytest.skip("what was printed is there for good")
     lab.log.put(upserts(TABLE, 1, [row(1), row(2, b="0"), row(3, "y", b="0"), row(4, b="0")]))
     lab.log.put(batch(TABLE, [(Op.UPDATE, 5, row(4)), (Op.UPDATE, 6, row(2, a="7", b="0"))]))
-    if lab.kind in ("iceberg", "sql"):
+    if lab.kind == "iceberg":
         with pytest.raises(
             StoreError, match=rf"cannot hold the change {TOPIC}@6 and keeps no dead letters: computed\.ratio: division"
         ):

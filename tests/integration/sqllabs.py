@@ -23,7 +23,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
 
 @pytest.fixture
 def ask(lab: Lab, request: pytest.FixtureRequest) -> Ask:
-    """As a reader does."""
+    """As a reader does, or somebody who may change what is there."""
 
     def of_file(query: str) -> list[tuple[Any, ...]]:
         path: Path = request.getfixturevalue("tmp_path") / "lab.duckdb"
@@ -32,7 +32,8 @@ def ask(lab: Lab, request: pytest.FixtureRequest) -> Ask:
 
     def of_server(query: str) -> list[tuple[Any, ...]]:
         with request.getfixturevalue("postgres").connect() as connection:
-            found: list[tuple[Any, ...]] = connection.execute(query).fetchall()
+            cursor = connection.execute(query)
+            found: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
             return found
 
     return of_file if "duckdb" in lab._options["url"] else of_server

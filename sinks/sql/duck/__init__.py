@@ -29,6 +29,7 @@ class DuckDialect:
     """Whoever has the file open to write is alone."""
 
     has_empty_tables = False
+    row_id = "rowid"
     readers_hold_up = True
 
     def column_type(self, field: TopicField) -> str:

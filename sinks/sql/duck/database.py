@@ -65,6 +65,14 @@ class DuckSession:
         yield from self._connection.sql(statement).to_arrow_reader(rows_at_once)
 
     @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """DuckDB has no savepoints."""
+        yield
+
+    def check_deferred(self) -> None:
+        """It defers nothing."""
+
+    @contextmanager
     def given(self, name: str, rows: pa.Table | pa.RecordBatch) -> Iterator[None]:
         """Statements inside know ``rows`` by that name."""
         self._connection.register(name, rows)

@@ -74,6 +74,11 @@ def column_type(field: TopicField) -> str:
             return TEXT
 
 
+def is_known(kind: str) -> bool:
+    """Whether ``column_type`` may say this type. Somebody has given any other one to a column himself: its values come and go as text."""
+    return kind in _ARROW or kind in (TEXT, JSON, UUID) or _DECIMAL.fullmatch(kind) is not None
+
+
 def arrow_type(kind: str) -> pa.DataType:
     """The Arrow type in which values go to a column of this type, and come from it."""
     decimal = _DECIMAL.fullmatch(kind)

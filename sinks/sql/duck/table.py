@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -15,8 +15,9 @@ from sinks.contract import audit_schema
 from sinks.render.rowtext import rows_of_nothing
 from sinks.sql.dialect import Occupant, StagedRows
 from sinks.sql.duck.database import DuckSession
-from sinks.sql.duck.kinds import TEXT, arrow_type, as_held, as_text
-from sinks.sql.names import GONE, IDENTITY, TableSign, TargetPlace, quoted
+from sinks.sql.duck.kinds import TEXT, arrow_type, as_held, as_text, is_known
+from sinks.sql.names import GONE, IDENTITY, NUMBER, TableSign, TargetPlace, quoted
+from sinks.sql.refusals import Refusal
 from sinks.sql.table import TargetTable, digested
 
 _ROWS_AT_ONCE: Final = 100_000
@@ -57,6 +58,7 @@ class DuckTable(TargetTable):
 
     def __init__(self, session: DuckSession, place: TargetPlace) -> None:
         self._file = session
+        self._never_null: frozenset[str] = frozenset()
         super().__init__(session, place)
 
     def sign(self, sign: TableSign) -> None:
@@ -83,17 +85,40 @@ class DuckTable(TargetTable):
         else:
             self.retype(name, TEXT, f"{column}::varchar")
 
-    def put(self, schema: TopicSchema, staged: StagedRows) -> None:
+    def foreseen(self, schema: TopicSchema, staged: StagedRows) -> Mapping[int, Refusal]:
+        """NULL where the column takes none, and what is no value of a type that somebody else has given a column."""
+        found: dict[int, Refusal] = {}
+        for name in schema.names:
+            column, kind = f"r.{quoted(name)}", self.columns[name]
+            refusing = {f"the column {name} takes no NULL": f"{column} is null"} if name in self._never_null else {}
+            if staged.columns[name] != kind:
+                refusing[f"the column {name} does not take its value"] = (
+                    f"{column} is not null and try_cast({column} as {kind}) is null"
+                )
+            for reason, condition in refusing.items():
+                rows = self._session.rows(f"select r.{NUMBER} from {staged.sql} r where not r.{GONE} and {condition}")
+                found |= dict.fromkeys((row[0] for row in rows), Refusal(reason))
+        return found
+
+    def compared(self, name: str) -> tuple[str, str]:
+        kind, column = self.columns[name], f"t.{quoted(name)}"
+        return (kind, column) if is_known(kind) else (TEXT, f"{column}::varchar")
+
+    def put(self, schema: TopicSchema, staged: StagedRows, which: str = "true") -> None:
         own = dict(self.own.values(deleted=False))
         columns = ", ".join(map(quoted, (*schema.names, *own)))
-        values = ", ".join((*map(quoted, schema.names), *own.values()))
+        values = ", ".join((*(self._given(name, staged) for name in schema.names), *own.values()))
         if schema.key:
             self._session.run(
-                f"delete from {self.place.sql} t using {staged.sql} r where not r.{GONE} and {self.match(schema, 'r')}"
+                f"delete from {self.place.sql} t using {staged.sql} r where not r.{GONE} and {which} and {self.match(schema, 'r')}"
             )
         self._session.run(
-            f"insert into {self.place.sql} ({columns or IDENTITY}) select {values or 'null'} from {staged.sql} r where not r.{GONE}"
+            f"insert into {self.place.sql} ({columns or IDENTITY}) select {values or 'null'} from {staged.sql} r where not r.{GONE} and {which}"
         )
+
+    def _given(self, name: str, staged: StagedRows) -> str:
+        column, kind = f"r.{quoted(name)}", self.columns[name]
+        return column if staged.columns[name] == kind else f"cast({column} as {kind})"
 
     def match(self, schema: TopicSchema, staged: str) -> str:
         same = []
@@ -115,13 +140,13 @@ class DuckTable(TargetTable):
 
     def _read(self, schema: TopicSchema, joined: str) -> Iterator[pa.RecordBatch]:
         there = [name for name in schema.names if name in self.columns]
-        columns = ", ".join(f"t.{quoted(name)}" for name in there) or "1"
+        columns = ", ".join(self.compared(name)[1] for name in there) or "1"
         statement = f"select {columns} from {self.place.sql} t{joined} where {self.own.live}"
         for batch in self._file.stream(statement, _ROWS_AT_ONCE):
             if not schema.names:
                 yield rows_of_nothing(len(batch))
                 continue
-            texts = {name: as_text(batch.column(at), self.columns[name]) for at, name in enumerate(there)}
+            texts = {name: as_text(batch.column(at), self.compared(name)[0]) for at, name in enumerate(there)}
             nothing = pa.nulls(len(batch), pa.utf8())
             yield pa.RecordBatch.from_arrays([texts.get(name, nothing) for name in schema.names], schema=audit_schema(schema))
 
@@ -147,14 +172,14 @@ class DuckTable(TargetTable):
         super()._drop(name)
 
     def _look(self) -> None:
-        self.columns = dict(
-            self._session.rows(
-                """select column_name, data_type from duckdb_columns() where database_name = current_database()
-                and lower(schema_name) = lower(:schema) and lower(table_name) = lower(:name) order by column_index""",
-                schema=self.place.schema,
-                name=self.place.name,
-            )
+        found = self._session.rows(
+            """select column_name, data_type, is_nullable from duckdb_columns() where database_name = current_database()
+            and lower(schema_name) = lower(:schema) and lower(table_name) = lower(:name) order by column_index""",
+            schema=self.place.schema,
+            name=self.place.name,
         )
+        self.columns = {row[0]: row[1] for row in found}
+        self._never_null = frozenset(row[0] for row in found if not row[2])
 
     def retype(self, name: str, kind: str, using: str) -> None:
         self._session.run(f"alter table {self.place.sql} alter column {quoted(name)} type {kind} using {using}")

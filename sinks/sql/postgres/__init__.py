@@ -28,6 +28,7 @@ class PostgresDialect:
     lock = " for update"
 
     has_empty_tables = True
+    row_id = "ctid"
     readers_hold_up = False
 
     def column_type(self, field: TopicField) -> str:

@@ -20,18 +20,14 @@ from sinks.sql.dialect import Dialect
 from sinks.sql.names import literal
 from sinks.sql.options import Options
 from sinks.sql.postgres.copylines import copy_lines, rows_of
+from sinks.sql.refusals import Refused, refused
 
 _RAW: Final = {"no_parameters": True}
 """The statement is all there is: a ``%`` in it is one."""
-_DATA: Final = "22"
-_LASTING: Final = ("28", "3D", "3F", "42", "2B", "0A", "22", "23")
+_LASTING: Final = ("28", "3D", "3F", "42", "2B", "0A", "22", "23", "44", "54", "P0")
 """Classes of SQLSTATE that waiting does not change."""
 _RIGHTS: Final = "42501"
 _TABLE_IS_NEEDED: Final = "2BP01"
-
-
-class DataRefused(Exception):
-    """The database does not take a text as a value of a column's type."""
 
 
 class PostgresSession:
@@ -52,7 +48,7 @@ class PostgresSession:
         self._connection.execute(text(statement), values)
 
     def copy_in(self, statement: str, rows: Iterable[pa.RecordBatch]) -> None:
-        """rows: utf8 columns, as the statement names them. Raises DataRefused, after which the transaction goes on as if nothing had been asked."""
+        """rows: utf8 columns, as the statement names them. Raises Refused, after which the transaction goes on as if nothing had been asked."""
         with self.attempt(), self._driver().cursor() as cursor, cursor.copy(statement) as copy:
             for batch in rows:
                 for lines in copy_lines(batch):
@@ -65,14 +61,19 @@ class PostgresSession:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Raises DataRefused where the database refuses a value; what was done inside is then undone."""
         try:
             with self._connection.begin_nested():
                 yield
         except (self._errors, SQLAlchemyError) as error:
-            if (_cause(error, "sqlstate") or "").startswith(_DATA):
-                raise DataRefused from None
+            diagnosis = _cause(error, "diag")
+            names = (getattr(diagnosis, f"{what}_name", None) for what in ("column", "constraint"))
+            found = refused(_cause(error, "sqlstate"), *names)
+            if found is not None:
+                raise found from None
             raise
+
+    def check_deferred(self, *, from_now_on: bool = False) -> None:  # noqa: ARG002
+        self.run("set constraints all immediate")
 
     def _driver(self) -> Any:
         return self._connection.connection.driver_connection
@@ -105,6 +106,10 @@ class PostgresDatabase:
         except (errors, SQLAlchemyError) as error:
             self.close()
             raise self._told(error) from None
+        except Refused as error:
+            self.close()
+            what = f"the database of store {self._store} refuses rows: {error.refusal.reason}"
+            raise StoreError(what, retryable=False, hint="see the database's own log, which says more") from None
         except BaseException:
             self.close()
             raise

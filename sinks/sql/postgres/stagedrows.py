@@ -6,7 +6,7 @@ column into text, and the rows are sent again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -14,10 +14,11 @@ import pyarrow as pa
 from cdc.model.pgtypes import canonical_text
 from cdc.model.topic import TopicSchema
 from sinks.render.rowtext import row_text
-from sinks.sql.names import quoted
-from sinks.sql.postgres.database import DataRefused, PostgresSession
+from sinks.sql.names import GONE, NUMBER, quoted
+from sinks.sql.postgres.database import PostgresSession
 from sinks.sql.postgres.kinds import TEXT
 from sinks.sql.postgres.table import as_text
+from sinks.sql.refusals import Refused
 
 _TEXTS: Final = "pg_temp.headwater_texts"
 
@@ -46,7 +47,7 @@ class PostgresRows:
         statement = f"copy {self.sql} ({listed}) from stdin"
         try:
             self._session.copy_in(statement, [texts])
-        except DataRefused:
+        except Refused:
             odd = list(self._unfit(texts))
             for name in odd:
                 self._session.run(
@@ -56,6 +57,24 @@ class PostgresRows:
             self._session.copy_in(statement, [texts])
             return odd
         return ()
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return self._columns
+
+    def number(self) -> None:
+        """In the order in which they stand, which is that of their coming: nothing has changed them since."""
+        self._session.run(f"alter table {self.sql} add column {NUMBER} bigserial")
+        self._session.run(f"create unique index on {self.sql} ({NUMBER})")
+        self._session.run(f"analyze {self.sql}")
+
+    def piece(self, begin: int, end: int) -> str:
+        return f"r.{NUMBER} between {begin + 1} and {end}"
+
+    def leave(self, numbers: Iterable[int]) -> None:
+        listed = ", ".join(str(number + 1) for number in numbers)
+        if listed:
+            self._session.run(f"update {self.sql} set {GONE} = true where {NUMBER} in ({listed})")
 
     def drop(self) -> None:
         self._session.run(f"drop table {self.sql}")
@@ -75,6 +94,6 @@ class PostgresRows:
                         f"create temporary table headwater_probe on commit drop as select {quoted(name)}::{kind} from {_TEXTS}"
                     )
                     self._session.run("drop table pg_temp.headwater_probe")
-            except DataRefused:
+            except Refused:
                 yield name
         self._session.run(f"drop table {_TEXTS}")

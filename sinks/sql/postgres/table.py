@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import pyarrow as pa
@@ -11,8 +11,9 @@ from cdc.model.topic import TopicSchema
 from sinks.contract import audit_schema
 from sinks.sql.dialect import Occupant, SqlSession, StagedRows
 from sinks.sql.names import GONE, IDENTITY, TableSign, TargetPlace, literal, quoted
-from sinks.sql.postgres.database import DataRefused, PostgresSession
+from sinks.sql.postgres.database import PostgresSession
 from sinks.sql.postgres.kinds import TEXT
+from sinks.sql.refusals import Refusal, Refused
 from sinks.sql.table import TargetTable, digested
 
 _HAS_INPUT_IS_VALID: Final = 160_000
@@ -67,6 +68,8 @@ class PostgresTable(TargetTable):
     def __init__(self, session: PostgresSession, place: TargetPlace) -> None:
         self._server = session
         self._version: int | None = None
+        self._assigned: frozenset[str] = frozenset()
+        """The columns of texts and bits, of any length."""
         super().__init__(session, place)
 
     def sign(self, sign: TableSign) -> None:
@@ -75,9 +78,23 @@ class PostgresTable(TargetTable):
     def become_text(self, name: str) -> None:
         self.retype(name, TEXT, as_text(name, self.columns[name]))
 
-    def put(self, schema: TopicSchema, staged: StagedRows) -> None:
+    def foreseen(self, schema: TopicSchema, staged: StagedRows) -> Mapping[int, Refusal]:  # noqa: ARG002
+        """It is tried."""
+        return {}
+
+    def compared(self, name: str) -> tuple[str, str]:
+        column = f"t.{quoted(name)}::text"
+        return TEXT, f"left({column}, 1)" if self.columns[name] == "boolean" else column
+
+    def _given(self, name: str, staged: StagedRows) -> str:
+        """The staged column's expression. What is staged as text for a column of another type is read as that; to a shorter text it is assigned, for a cast would cut
+        it."""
+        column, kind = f"r.{quoted(name)}", self.columns[name]
+        return column if staged.columns[name] == kind or name in self._assigned else f"{column}::{kind}"
+
+    def put(self, schema: TopicSchema, staged: StagedRows, which: str = "true") -> None:
         names = list(schema.names)
-        columns, values = list(map(quoted, names)), [f"r.{quoted(name)}" for name in names]
+        columns, values = list(map(quoted, names)), [self._given(name, staged) for name in names]
         if digested(schema):
             columns.append(IDENTITY)
             values.append(digest(schema, "r"))
@@ -92,7 +109,7 @@ class PostgresTable(TargetTable):
             conflict = f" on conflict ({', '.join(map(quoted, key))}) do {done}"
         into = f"({', '.join(columns)}) " if columns else ""
         self._session.run(
-            f"insert into {self.place.sql} {into}select {', '.join(values)} from {staged.sql} r where not r.{GONE}{conflict}"
+            f"insert into {self.place.sql} {into}select {', '.join(values)} from {staged.sql} r where not r.{GONE} and {which}{conflict}"
         )
 
     def match(self, schema: TopicSchema, staged: str) -> str:
@@ -125,7 +142,9 @@ class PostgresTable(TargetTable):
         try:
             with self._server.attempt():
                 self.retype(name, kind, f"{text}::{kind}")
-        except DataRefused:
+        except Refused as error:
+            if not error.value:
+                raise
             self._look()
             self.retype(name, kind, f"null::{kind}")
 
@@ -168,16 +187,16 @@ class PostgresTable(TargetTable):
         return (found[0][0] if found else None), {row[1] for row in found}
 
     def _look(self) -> None:
-        self.columns = {
-            row[0]: row[1]
-            for row in self._session.rows(
-                """select a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) from pg_catalog.pg_attribute a
-                join pg_catalog.pg_class c on c.oid = a.attrelid join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-                where n.nspname = :schema and c.relname = :name and a.attnum > 0 and not a.attisdropped order by a.attnum""",
-                schema=self.place.schema,
-                name=self.place.name,
-            )
-        }
+        found = self._session.rows(
+            """select a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), t.typcategory in ('S', 'V') from pg_catalog.pg_attribute a
+            join pg_catalog.pg_type t on t.oid = a.atttypid
+            join pg_catalog.pg_class c on c.oid = a.attrelid join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+            where n.nspname = :schema and c.relname = :name and a.attnum > 0 and not a.attisdropped order by a.attnum""",
+            schema=self.place.schema,
+            name=self.place.name,
+        )
+        self.columns = {row[0]: row[1] for row in found}
+        self._assigned = frozenset(row[0] for row in found if row[2])
 
     def _server_version(self) -> int:
         if self._version is None:
