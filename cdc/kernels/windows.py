@@ -12,8 +12,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from cdc.kernels.jit import instruction
+from cdc.kernels.jit import inlined, instruction
 
+_ALL: Final = np.uint64(0xFFFFFFFFFFFFFFFF)
 WINDOW: Final = 64
 """Bytes that are looked at together: one bit each of a word."""
 
@@ -61,6 +62,39 @@ def _put_together(data: Any, at: Any) -> Any:
 
 eight_bytes = instruction(_eight_bytes, _put_together)
 """(data, at): the eight bytes from there on as a word whose lowest byte comes first, as x86 and ARM have it; all of them lie in ``data``."""
+
+
+@inlined
+def some_bytes(data: Any, at: int, length: int) -> Any:
+    """Up to eight bytes, little endian: one load where eight lie in the array."""
+    if length == 0:
+        word = np.uint64(0)
+    elif at + 8 <= data.size:
+        word = eight_bytes(data, at) & (_ALL >> np.uint64(8 * (8 - length)))
+    else:
+        word = np.uint64(0)
+        for k in range(length):
+            word |= np.uint64(data[at + k]) << np.uint64(8 * k)
+    return word
+
+
+def _folded(_context: Any, one: Any, other: Any) -> Any:  # noqa: ARG001
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        wide = ir.IntType(128)
+        product = builder.mul(builder.zext(arguments[0], wide), builder.zext(arguments[1], wide))
+        high = builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
+        return builder.xor(builder.trunc(product, ir.IntType(64)), high)
+
+    return types.uint64(types.uint64, types.uint64), generate
+
+
+def _halves_folded(one: Any, other: Any) -> Any:
+    product = int(one) * int(other)
+    return np.uint64((product ^ product >> 64) & (1 << 64) - 1)
+
+
+folded = instruction(_folded, _halves_folded)
+"""(one, other): the two halves of the product of two words (uint64), one exclusive-or the other: all bits of both are in it."""
 
 
 def _first(_context: Any, word: Any) -> Any:

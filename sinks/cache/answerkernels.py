@@ -10,7 +10,20 @@ from cdc.kernels.jit import kernel
 from cdc.kernels.memcpy import copied
 from sinks.render import readkernels as read
 from sinks.render.readkernels import document_number
-from sinks.render.tokenkernels import CLOSE, CLOSE_LIST, FALSE, MINUS, OPEN, OPEN_LIST, RETURN, TRUE, ZERO, is_word, same_bytes
+from sinks.render.tokenkernels import (
+    BACKSLASH,
+    CLOSE,
+    CLOSE_LIST,
+    FALSE,
+    MINUS,
+    OPEN,
+    OPEN_LIST,
+    RETURN,
+    TRUE,
+    ZERO,
+    is_word,
+    same_bytes,
+)
 
 NOTHING: Final = -1
 _DOLLAR, _STAR = ord("$"), ord("*")
@@ -20,18 +33,20 @@ _OTHER_TYPE: Final = np.frombuffer(b"-WRONGTYPE", np.uint8)
 @kernel
 def line_at(data: Any, at: int) -> Any:
     """(the answer's first byte, its number where it has one, behind its line); behind is NOTHING where the line has not ended."""
-    end = at + 1
-    while end + 1 < len(data) and data[end] != RETURN:
-        end += 1
-    if end + 1 >= len(data):
-        return 0, 0, NOTHING
+    kind = np.int64(data[at])
     number: Any = 0
-    if data[at] in (_DOLLAR, _STAR):
-        negative = data[at + 1] == MINUS
-        for k in range(at + 2 if negative else at + 1, end):
-            number = number * 10 + (np.int64(data[k]) - ZERO)
+    end = at + 1
+    if kind == _DOLLAR or kind == _STAR:  # noqa: SIM109 (a tuple would cost a loop)
+        negative = end < len(data) and data[end] == MINUS
+        end += 1 if negative else 0
+        while end < len(data) and data[end] != RETURN:
+            number = number * 10 + (np.int64(data[end]) - ZERO)
+            end += 1
         number = -number if negative else number
-    return np.int64(data[at]), number, end + 2
+    else:
+        while end < len(data) and data[end] != RETURN:
+            end += 1
+    return (kind, number, end + 2) if end + 1 < len(data) else (0, 0, NOTHING)
 
 
 @kernel
@@ -68,10 +83,16 @@ def texts_at(data: Any, at: int, starts: Any, stops: Any) -> int:
     return at
 
 
+def field_label(name: bytes) -> bytes:
+    """What stands before the digits of a field's length in the answer to HGETALL."""
+    return b"$%d\r\n%s\r\n$" % (len(name), name)
+
+
 @kernel
 def hash_members(data: Any, at: int, names: Any, spans: Any, tokens: Any, left: Any, there: Any) -> Any:
-    """As ``readkernels.object_members``, of hashes: their answers begin here. ``names``: labels, ends and kinds. ``there``: which keys have one. Returns (what is behind them, where the first error
-    among them begins, or NOTHING): that a key holds something else is none."""
+    """As ``readkernels.object_members``, of hashes: their answers begin here. ``names``: labels, ends and kinds; a label is the answer's bytes from a field's
+    name to its value's length (``field_label``). ``there``: which keys have one. Returns (what is behind them, where the first error among them begins, or
+    NOTHING): that a key holds something else is none."""
     labels, ends, kinds = names
     columns = len(ends) - 1
     refused = NOTHING
@@ -87,23 +108,32 @@ def hash_members(data: Any, at: int, names: Any, spans: Any, tokens: Any, left: 
         at = behind
         likely = 0
         for _ in range(number // 2):
-            _, size, name = line_at(data, at)
-            _, length, start = line_at(data, name + size + 2)
-            at = start + length + 2
             column = NOTHING
             for step in range(columns):
-                maybe = (likely + step) % columns
-                if ends[maybe + 1] - ends[maybe] == size and same_bytes(data, name, name + size, labels, ends[maybe], size):
+                maybe = likely + step
+                if maybe >= columns:
+                    maybe -= columns
+                if same_bytes(data, at, len(data), labels, ends[maybe], ends[maybe + 1] - ends[maybe]):
                     column = maybe
                     break
             if column < 0:
+                _, size, name = line_at(data, at)
+                _, length, start = line_at(data, name + size + 2)
+                at = start + length + 2
                 left[row] = True
                 continue
-            likely = column + 1
-            token = _field(data, start, start + length, kinds[column])
+            likely = column + 1 if column + 1 < columns else 0
+            at += ends[column + 1] - ends[column]
+            taken: Any = 0
+            while data[at] != RETURN:
+                taken = taken * 10 + (np.int64(data[at]) - ZERO)
+                at += 1
+            start = at + 2
+            at = start + taken + 2
+            token = _field(data, start, start + taken, kinds[column])
             left[row] |= token == read.NO_MEMBER
             spans[row, column, 0] = start
-            spans[row, column, 1] = start + length
+            spans[row, column, 1] = start + taken
             tokens[row, column] = token
     return at, refused
 
@@ -121,6 +151,27 @@ def _field(data: Any, start: int, end: int, kind: int) -> int:
         nested = end - start > 1 and data[start] in (OPEN, OPEN_LIST) and data[end - 1] in (CLOSE, CLOSE_LIST)
         return read.IS_NESTED if nested else read.NO_MEMBER
     return read.IS_STRING
+
+
+@kernel
+def same_names(names: Any, name_ends: Any, before: Any, texts: Any, text_ends: Any, after: Any) -> Any:
+    """(whether each of the texts stands as it is in a name, which rows' name is the text with ``before`` and ``after`` around it). A text that is empty, or has a
+    backslash in it, does not."""
+    same = np.empty(len(name_ends) - 1, np.bool_)
+    plain = True
+    for row in range(len(same)):
+        start, size = text_ends[row], text_ends[row + 1] - text_ends[row]
+        at, end = name_ends[row], name_ends[row + 1]
+        plain &= size > 0
+        for k in range(start, start + size):
+            plain &= texts[k] != BACKSLASH
+        same[row] = (
+            end - at == len(before) + size + len(after)
+            and same_bytes(names, at, end, before, 0, len(before))
+            and same_bytes(names, at + len(before), end, texts, start, size)
+            and same_bytes(names, end - len(after), end, after, 0, len(after))
+        )
+    return plain, same
 
 
 @kernel

@@ -10,14 +10,18 @@ from string import Formatter
 from typing import Final
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.errors import ConfigError
 from cdc.model.structure import Scalar, ScalarType
 from cdc.model.topic import TopicSchema
+from sinks.cache.answerkernels import same_names
 from sinks.cache.lane import PLACE, Lane
 from sinks.render.jsonrows import Piece, Texts, join, raw_texts
 from sinks.render.rowtext import EMPTY_KEY, ESCAPE, NULL_PART, column_text, exact_values, join_key, key_part, keys
+from sinks.render.texts import binary_view
 
 DEFAULT: Final = "{schema}.{table}:{key}"
 WITH_LANES: Final = "{schema}.{table}:{lane}:{key}"
@@ -62,6 +66,18 @@ class TableKeys:
             parts = [key_texts.column(column.name) for column in self.schema.key]
             return self._join([join_key(parts, ":" if len(parts) > 1 else "")])
         return self._join([key_part(key_texts.column(name), self._separators) for name, _ in self.columns])
+
+    def named(self, names: pa.Array, key_texts: pa.RecordBatch) -> pa.Array:
+        """Whether each of these names (large_binary) is that of the row's key, as ``texts_of_keys`` has it."""
+        if len(self.columns) == 1 and (not self.whole or len(self.schema.key) == 1):
+            # Nothing separates a single column from others, so its text stands there as it is, but for what is escaped.
+            texts = key_texts.column(self.schema.key[0].name if self.whole else self.columns[0][0])
+            if texts.null_count == 0:
+                around = [np.frombuffer(text.encode(), np.uint8) for text in (self.prefix, self.columns[0][1])]
+                plain, same = same_names(*binary_view(names), around[0], *binary_view(texts), around[1])
+                if plain:
+                    return pa.array(same)
+        return pc.equal(names, self.texts_of_keys(key_texts).to_array())
 
     def own_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Those of these rows of the table, under its definition here, that have such keys."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.kernels.jit import kernel
-from sinks.cache.answerkernels import gathered
+from cdc.kernels.memcpy import BLOCK, short_copied
 from sinks.render.texts import Texts, binary_view
 from sinks.render.tokenkernels import NINE, ZERO
 
@@ -25,8 +25,29 @@ _WORD: Final = 8
 def put_in_order(names: pa.Array, behind: int) -> pa.Array:
     """The same names (large_binary): by the number that stands ``behind`` so many bytes, or by the first bytes there."""
     data, offsets = binary_view(names)
-    order = np.argsort(_codes(data, offsets, behind))
-    return Texts(*gathered(data, offsets[order], offsets[order + 1])).to_array()
+    return Texts(*_gathered(data, offsets, _order(_codes(data, offsets, behind)))).to_array()
+
+
+def _order(codes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """As a stable argsort has it. Where a code and a row's number fit into one word together, those words are sorted, which takes a fraction of the time."""
+    bits = np.uint64(len(codes).bit_length())
+    if len(codes) == 0 or int(codes.max()).bit_length() + int(bits) > 64:
+        return np.argsort(codes, kind="stable")
+    numbered = np.sort(codes << bits | np.arange(len(codes), dtype=np.uint64))
+    return (numbered & ((np.uint64(1) << bits) - np.uint64(1))).view(np.int64)
+
+
+@kernel
+def _gathered(data: Any, offsets: Any, order: Any) -> Any:
+    """The texts in this order, as a text column."""
+    ends = np.zeros(len(order) + 1, np.int64)
+    out = np.empty(offsets[len(order)] - offsets[0] + BLOCK, np.uint8)
+    at = 0
+    for place in range(len(order)):
+        row = order[place]
+        at = short_copied(out, at, data, offsets[row], offsets[row + 1] - offsets[row])
+        ends[place + 1] = at
+    return out[:at], ends
 
 
 @kernel

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cdc.kernels.jit import kernel
-from cdc.kernels.memcpy import copied
+from cdc.kernels.memcpy import BLOCK, copied, short_copied
 from sinks.cache import listpack
 from sinks.cache.wire import bulk, command
 from sinks.render.jsonrows import BUFFERS, Texts
@@ -190,7 +190,7 @@ def items_of(texts: Texts, before: bytes = b"") -> bytes:
 def lists_of(texts: Texts, first: bytes, at_once: int) -> bytes:
     """Lists of items, one behind the other: the item ``first``, and so many of the texts."""
     out, starts = _items(texts, b"")
-    edges = [*starts[::at_once].tolist(), len(out)]
+    edges = [*starts[:-1:at_once].tolist(), len(out)]
     parts: list[bytes | memoryview] = []
     for number, (start, end) in enumerate(pairwise(edges)):
         parts += (b"*%d\r\n%s" % (1 + min(at_once, len(texts) - number * at_once), first), out.data[start:end])
@@ -198,12 +198,8 @@ def lists_of(texts: Texts, first: bytes, at_once: int) -> bytes:
 
 
 def _items(texts: Texts, before: bytes) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """As ``items_of``, and where each begins."""
-    sizes, ahead = np.zeros(len(texts), np.int64), np.frombuffer(before, np.uint8)
-    add_item_sizes(sizes, texts.offsets, _EVERYWHERE, len(before))
-    ends = np.cumsum(sizes)
-    out, starts = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8), ends - sizes
-    put_items(out, starts.copy(), ahead, texts.data, texts.offsets, _EVERYWHERE)
+    """As ``items_of``, and where each begins, and the last ends."""
+    out, starts = _put_one_by_one(np.frombuffer(before, np.uint8), texts.data, texts.offsets)
     return out, starts
 
 
@@ -272,6 +268,26 @@ def put_items(out: Any, cursors: Any, before: Any, data: Any, offsets: Any, stat
         if len(states) == 0 or states[row] == 0:
             at = copied(out, cursors[row], before, 0, len(before))
             cursors[row] = _put_item(out, at, data, offsets, row)
+
+
+@kernel
+def _put_one_by_one(before: Any, data: Any, offsets: Any) -> Any:
+    """(the items with ``before`` in front of each, where each begins and the last ends)."""
+    rows = len(offsets) - 1
+    out = np.empty(offsets[rows] - offsets[0] + rows * (len(before) + _ITEM_BYTES) + BLOCK, np.uint8)
+    starts = np.empty(rows + 1, np.int64)
+    at = 0
+    for row in range(rows):
+        starts[row] = at
+        at = short_copied(out, at, before, 0, len(before))
+        size = offsets[row + 1] - offsets[row]
+        at = _put_size(out, at, _DOLLAR, size)
+        at = short_copied(out, at, data, offsets[row], size)
+        out[at] = 13
+        out[at + 1] = 10
+        at += 2
+    starts[rows] = at
+    return out[:at], starts
 
 
 @kernel

@@ -101,7 +101,7 @@ def own_rows(names: pa.Array, rows: pa.RecordBatch, which: Mask, keys: TableKeys
     if len(names) == 0:
         return rows
     if keys.shown and plain_key(keys.schema):
-        mine = pc.equal(names, keys.texts_of_keys(rows).to_array())
+        mine = keys.named(names, rows)
         return rows if pc.all(mine).as_py() else rows.filter(mine)
     listed = names.to_pylist()
     if not keys.shown:

@@ -1,7 +1,7 @@
-"""Every row of a table as it stands in the store, for the audit: the keys first, many at a time; then their values, which are asked for ahead, in pages of which
-some are read by columns together.
+"""Every row of a table as it stands in the store, for the audit: the keys first, many at a time; then their values, which are asked for ahead, in pages that are
+read by columns.
 
-While some pages are read here another thread takes the next from the server, which is always at work on one. Behind each page's values stands the ledger: where it is there, so were the rows. (In one
+While a page is read here another thread takes the next from the server, which is always at work on one. Behind each page's values stands the ledger: where it is there, so were the rows. (In one
 transaction with them it would say no more, as the store may lose all of it before one, too, and have another ledger; and what reads each hash by itself costs
 the server twice as much in a transaction.) What columns do not show is left to ``sinks.cache.rowreader``.
 """
@@ -24,18 +24,16 @@ from sinks.cache.nameorder import put_in_order
 from sinks.cache.rowreader import READ_KEYS, SCAN_COUNT, pattern_of
 from sinks.cache.seenkeys import SeenKeys
 from sinks.cache.server import Server
-from sinks.cache.values import Answers, Form, Mask
+from sinks.cache.values import Form, Mask
 from sinks.cache.wire import RedisWire, command, refuse_error
 from sinks.render.documentcolumns import Read
 from sinks.render.jsonkernels import Bytes
-from sinks.render.texts import Texts, readonly
+from sinks.render.texts import Texts
 
 PAGE_BYTES: Final = 4 << 20
-"""Values that are asked for at once, about; two pages are under way, and twice as much is here."""
-READ_ROWS: Final = 8192
-"""Read together, where they are not more than ``PAGE_BYTES``: what a call takes whatever the number of rows is little beside them."""
-PAGE_KEYS: Final = 2000
-"""Asked for at once at most."""
+"""Values that are asked for at once, about; two pages are under way, and two are here."""
+PAGE_KEYS: Final = 8192
+"""In a page at most: what a call takes whatever the number of rows is little beside so many."""
 TOGETHER_BYTES: Final = 48 << 20
 """Names that are put in order together, about: two million short ones."""
 _UNDER_WAY: Final = 2
@@ -46,10 +44,10 @@ _LOG: Final = ledger.LOOK[0]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some keys, and what they hold. ``log``: the ledger's log at each moment behind which some of them had been read. ``names``: large_binary. ``there``: which
+    """Some keys, and what they hold. ``log``: the ledger's log at a moment behind which all of them had been read. ``names``: large_binary. ``there``: which
     of them hold a value of the store's form."""
 
-    log: tuple[bytes | None, ...]
+    log: bytes | None
     names: pa.Array
     there: Mask
     found: Read
@@ -86,11 +84,10 @@ def pages(server: Server, store: str, keys: TableKeys, form: Form) -> Iterator[P
     server.refuse_moving()
 
 
-def _answered(server: Server, store: str, keys: TableKeys, form: Form) -> Generator[Sequence[_AnsweredPage], None, None]:
-    """What is read together, as it has come."""
+def _answered(server: Server, store: str, keys: TableKeys, form: Form) -> Generator[_AnsweredPage, None, None]:
+    """The pages as they have come."""
     look = command("HMGET", ledger.key_of(store), _LOG)
     asked: deque[_AskedPage] = deque()
-    unread: list[_AnsweredPage] = []
     count, at_once = _FIRST_COUNT, READ_KEYS
     with server.reading() as wire:
         for names in _names(wire, keys.prefix):
@@ -102,17 +99,10 @@ def _answered(server: Server, store: str, keys: TableKeys, form: Form) -> Genera
                     wire.send(form.questions(some, at_once) + look)
                     asked.append(_AskedPage(some, form.counts(len(some), at_once)))
                 page = asked.popleft()
-                unread.append(answered := _AnsweredPage(page, np.frombuffer(wire.answers(len(page.counts) + 1), np.uint8)))
+                answered = _AnsweredPage(page, np.frombuffer(wire.answers(len(page.counts) + 1), np.uint8))
                 count = int(min(max(PAGE_BYTES * len(page.names) // len(answered.data), _FEWEST), PAGE_KEYS))
                 at_once = min(count, READ_KEYS)
-                if (
-                    sum(len(page.asked.names) for page in unread) >= READ_ROWS
-                    or sum(len(page.data) for page in unread) >= PAGE_BYTES
-                ):
-                    yield unread
-                    unread = []
-    if unread:
-        yield unread
+                yield answered
 
 
 def _names(wire: RedisWire, prefix: str) -> Iterator[pa.Array]:
@@ -151,12 +141,9 @@ def _scan(cursor: bytes, prefix: str) -> bytes:
     return command("SCAN", cursor, "MATCH", pattern_of(prefix), "COUNT", SCAN_COUNT)
 
 
-def _read(pages: Sequence[_AnsweredPage], keys: TableKeys, form: Form) -> Page:
-    data = pages[0].data if len(pages) == 1 else readonly(np.concatenate([page.data for page in pages]))
-    begins = np.cumsum([0, *(len(page.data) for page in pages)]).tolist()
-    places = [Answers(begin, page.asked.counts) for begin, page in zip(begins, pages, strict=False)]
-    there, found, ends = form.columns(data, places, keys.schema)
-    return Page(tuple(_log(data, end) for end in ends), pa.concat_arrays([page.asked.names for page in pages]), there, found)
+def _read(page: _AnsweredPage, keys: TableKeys, form: Form) -> Page:
+    there, found, end = form.columns(page.data, page.asked.counts, keys.schema)
+    return Page(_log(page.data, end), page.asked.names, there, found)
 
 
 def _log(data: Bytes, at: int) -> bytes | None:

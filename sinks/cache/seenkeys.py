@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.kernels.jit import inlined, kernel
+from cdc.kernels.windows import some_bytes
 from sinks.render.texts import binary_view
 
 Codes = npt.NDArray[np.int64]
@@ -82,9 +83,7 @@ def _codes(codes: Any, data: Any, offsets: Any, secret: Any) -> None:
         last = np.uint64(end - at) << np.uint64(56)
         while True:
             size = min(end - at, 8)
-            word = np.uint64(0)
-            for k in range(size):
-                word |= np.uint64(data[at + k]) << np.uint64(8 * k)
+            word = some_bytes(data, at, size)
             if size < 8:
                 word |= last
             v0, v1, v2, v3 = _round(v0, v1, v2, v3 ^ word)

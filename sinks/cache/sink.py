@@ -458,8 +458,7 @@ class CacheSink:
             return
         form = self._form(schema)
         for page in rowscan.pages(self._server, self._store, keys, form):
-            for log in page.log:
-                self._refuse_lost(log)
+            self._refuse_lost(page.log)
             yield rowreader.own_rows(page.names, page.found.rows, page.there & ~page.found.left, keys, form)
             for start in range(0, len(left := page.names.filter(pa.array(page.there & page.found.left))), rowreader.READ_KEYS):
                 yield self._rows(left.slice(start, rowreader.READ_KEYS).to_pylist(), schema)

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ import redis
 from cdc.model.batch import TS
 from cdc.model.display import AsRules
 from cdc.model.topic import TopicSchema
-from sinks.cache.answerkernels import NOTHING, hash_members, line_at, texts_at
+from sinks.cache.answerkernels import NOTHING, field_label, hash_members, line_at, texts_at
 from sinks.cache.ledger import INVALIDATE, Projection
 from sinks.cache.resp import hashes_of, items_of, lists_of
 from sinks.cache.wire import bulk, refuse_error
@@ -49,19 +50,12 @@ class Written:
     packed: npt.NDArray[np.uint8] | None = None
 
 
-class Answers(NamedTuple):
-    """Answers to ``questions`` that stand one behind the other: where the first begins, and how many keys each of the questions was for."""
-
-    at: int
-    counts: Sequence[int]
-
-
 class Columns(NamedTuple):
-    """``there``: which keys hold anything of ours. ``ends``: what is behind each of the ``places``."""
+    """``there``: which keys hold anything of ours. ``end``: what is behind the answers."""
 
     there: Mask
     read: Read
-    ends: Sequence[int]
+    end: int
 
 
 class Form(Protocol):
@@ -88,8 +82,9 @@ class Form(Protocol):
         """For how many keys each of the commands is that ``questions`` has for so many."""
         ...
 
-    def columns(self, data: Bytes, places: Sequence[Answers], schema: TopicSchema) -> Columns:
-        """The answers to ``questions`` as rows. Raises Refused where the server does not answer one of them at all."""
+    def columns(self, data: Bytes, counts: Sequence[int], schema: TopicSchema) -> Columns:
+        """The answers to ``questions``, with which the data begins, as rows. ``counts``: for how many keys each of them was. Raises Refused where the
+        server does not answer one of them at all."""
         ...
 
     def write(self, batch: pa.RecordBatch, schema: TopicSchema, *, packed: bool = False) -> Written:
@@ -146,21 +141,19 @@ class Json(_Lasting):
     def counts(self, names: int, at_once: int) -> Sequence[int]:
         return [min(at_once, names - start) for start in range(0, names, at_once)]
 
-    def columns(self, data: Bytes, places: Sequence[Answers], schema: TopicSchema) -> Columns:
-        count = sum(sum(counts) for _, counts in places)
-        starts, stops, row, ends = np.empty(count, np.int64), np.empty(count, np.int64), 0, []
-        for at, counts in places:
-            for some in counts:
-                refuse_error(data, at)
-                at = texts_at(data, line_at(data, at)[2], starts[row : row + some], stops[row : row + some])
-                row += some
-            ends.append(at)
+    def columns(self, data: Bytes, counts: Sequence[int], schema: TopicSchema) -> Columns:
+        count, row, at = sum(counts), 0, 0
+        starts, stops = np.empty(count, np.int64), np.empty(count, np.int64)
+        for some in counts:
+            refuse_error(data, at)
+            at = texts_at(data, line_at(data, at)[2], starts[row : row + some], stops[row : row + some])
+            row += some
         style = self._choices.style(schema)
         labels = labels_of(schema, style)
         there = starts != NOTHING
         if labels is None:
-            return Columns(there, nothing_read(count, schema), ends)
-        return Columns(there, rows_of_members(document_members(data, starts, stops, labels), schema, labels, style), ends)
+            return Columns(there, nothing_read(count, schema), at)
+        return Columns(there, rows_of_members(document_members(data, starts, stops, labels), schema, labels, style), at)
 
     def write(self, batch: pa.RecordBatch, schema: TopicSchema, *, packed: bool = False) -> Written:  # noqa: ARG002
         return Written(plain_documents(batch, schema, self._choices.style(schema)), expire_at=self._expire_at(batch))
@@ -212,27 +205,20 @@ class Hash(_Lasting):
     def counts(self, names: int, at_once: int) -> Sequence[int]:  # noqa: ARG002
         return [1] * names
 
-    def columns(self, data: Bytes, places: Sequence[Answers], schema: TopicSchema) -> Columns:
-        counts = [len(counts) for _, counts in places]
-        count, row, ends = sum(counts), 0, []
+    def columns(self, data: Bytes, counts: Sequence[int], schema: TopicSchema) -> Columns:
+        count = len(counts)
         style = self._choices.style(schema)
         labels = labels_of(schema, style, quoted=False)
-        names = Labels.of([], [], []) if labels is None else labels
+        names = Labels.of([], [], []) if labels is None else _field_labels(labels)
         columns = len(names.kinds)
         spans, tokens = np.zeros((count, columns, 2), np.int64), np.zeros((count, columns), np.uint8)
         left, there = np.empty(count, np.bool_), np.empty(count, np.bool_)
-        for (at, _), some in zip(places, counts, strict=True):
-            rows = slice(row, row + some)
-            end, refused = hash_members(
-                data, at, (names.data, names.ends, names.kinds), spans[rows], tokens[rows], left[rows], there[rows]
-            )
-            if refused != NOTHING:
-                refuse_error(data, refused)
-            row += some
-            ends.append(end)
+        end, refused = hash_members(data, 0, (names.data, names.ends, names.kinds), spans, tokens, left, there)
+        if refused != NOTHING:
+            refuse_error(data, refused)
         if labels is None:
-            return Columns(there, nothing_read(count, schema), ends)
-        return Columns(there, rows_of_members(Members(data, spans, tokens, left), schema, labels, style, parsed=False), ends)
+            return Columns(there, nothing_read(count, schema), end)
+        return Columns(there, rows_of_members(Members(data, spans, tokens, left), schema, labels, style, parsed=False), end)
 
     def write(self, batch: pa.RecordBatch, schema: TopicSchema, *, packed: bool = False) -> Written:
         named = [
@@ -262,6 +248,14 @@ class Hash(_Lasting):
 
     def meant(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
         return meant_rows(rows, schema, self._choices.style(schema))
+
+
+@lru_cache(maxsize=256)
+def _field_labels(names: Labels) -> Labels:
+    """As ``answerkernels.hash_members`` looks for them."""
+    ends = names.ends.tolist()
+    labels = [field_label(names.data[start:end].tobytes()) for start, end in pairwise(ends)]
+    return Labels.of(labels, list(names.columns), names.kinds.tolist())
 
 
 def _name_of(member: Member) -> str:

@@ -15,7 +15,7 @@ Reply = bytes | int | None | list["Reply"]
 
 _LINE: Final = b"\r\n"
 _ERROR: Final = ord("-")
-_READ_BYTES: Final = 1 << 16
+_READ_BYTES: Final = 1 << 18
 
 
 class Refused(Exception):
@@ -36,6 +36,7 @@ class RedisWire:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._unread = bytearray()
+        self._room = memoryview(bytearray(_READ_BYTES))
 
     @property
     def usable(self) -> bool:
@@ -58,8 +59,8 @@ class RedisWire:
         del self._unread[: len(answer)]
         return True
 
-    def answers(self, count: int) -> bytes:
-        """The next ``count`` answers as they are, whatever their kinds."""
+    def answers(self, count: int) -> memoryview:
+        """The next ``count`` answers as they are, whatever their kinds: read-only bytes."""
         at, left = 0, count
         while left:
             if at == len(self._unread):
@@ -68,9 +69,8 @@ class RedisWire:
             at, left = answers_end(np.frombuffer(self._unread, np.uint8), at, left)
             if left and at == here:
                 self._read()
-        found = bytes(memoryview(self._unread)[:at])
-        del self._unread[:at]
-        return found
+        found, self._unread = self._unread, self._unread[at:]
+        return memoryview(found)[:at].toreadonly()
 
     def lines(self, count: int) -> bytes:
         """The next ``count`` answers, each of which is one line: a status, a number or an error."""
@@ -110,10 +110,10 @@ class RedisWire:
         return found
 
     def _read(self) -> None:
-        data = self._socket.recv(_READ_BYTES)
-        if not data:
+        size = self._socket.recv_into(self._room)
+        if size == 0:
             raise ConnectionResetError("the server closed the connection")
-        self._unread += data
+        self._unread += self._room[:size]
 
 
 def refuse_error(data: npt.NDArray[np.uint8], at: int) -> None:

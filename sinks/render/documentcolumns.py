@@ -39,7 +39,7 @@ _BYTES_MAX: Final = 2**31 // 8
 """Of documents read together: what they mean is at most six times as long, and stands in a column whose offsets have 32 bits."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Labels:
     """The names of a table's columns in its documents, one after the other. ``kinds``: what each is to be, as ``readkernels`` has it."""
 
@@ -112,7 +112,8 @@ def rows_of_members(found: Members, schema: TopicSchema, labels: Labels, style: 
     """The rows whose values stand there. ``parsed``: a value that the kernels leave is JSON, and may be parsed by itself."""
     if found.data.size > _BYTES_MAX:
         return nothing_read(len(found.left), schema)
-    left = found.left | ~found.tokens.any(axis=1)  # NO_MEMBER is 0
+    left = found.left.copy()
+    kernels.leave_without_members(found.tokens, left)
     known = {column.name: at for at, (column, _) in enumerate(labels.columns)}
     whole = _is_utf8(found.data)
     columns = []

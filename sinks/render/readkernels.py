@@ -205,6 +205,18 @@ def _number(data: Any, start: int, end: int) -> Any:
 @kernel
 def document_number(data: Any, start: int, end: int) -> int:
     """Says what a text is that is a number where it can be one: IS_WHOLE, IS_REAL or IS_STRING; NO_MEMBER where it is left."""
+    if start < end <= start + _SHORT_NUMBER and ZERO < data[start] <= NINE:  # as most are
+        at = start + 1
+        while at < end and ZERO <= data[at] <= NINE:
+            at += 1
+        if at == end:
+            return IS_WHOLE
+        if data[at] == POINT and at + 1 < end:
+            at += 1
+            while at < end and ZERO <= data[at] <= NINE:
+                at += 1
+            if at == end:
+                return IS_REAL
     if number_end(data, start, end) != end:
         return IS_STRING
     _, token = _number(data, start, end)
@@ -292,10 +304,15 @@ def object_members(data: Any, starts: Any, stops: Any, labels: Any, ends: Any, s
                 stop = start + 1
                 while stop < end and ZERO <= data[stop] <= NINE:
                     stop += 1
-                # What follows it says that it has neither a fraction nor an exponent.
+                whole_end = stop
+                if stop + 1 < end and data[stop] == POINT and ZERO <= data[stop + 1] <= NINE:
+                    stop += 2
+                    while stop < end and ZERO <= data[stop] <= NINE:
+                        stop += 1
+                # What follows it says that there is no more of it, such as an exponent.
                 if stop < end and stop - start <= _SHORT_NUMBER and (data[stop] == COMMA or data[stop] == CLOSE):
                     at = stop
-                    token = IS_WHOLE
+                    token = IS_WHOLE if stop == whole_end else IS_REAL
             if at < 0:
                 at, token = value_end(data, start, end, True)
             if at < 0:
@@ -320,6 +337,17 @@ def object_members(data: Any, starts: Any, stops: Any, labels: Any, ends: Any, s
                 at = behind_space(data, at, end)
         left[row] = not whole
     return left
+
+
+@kernel
+def leave_without_members(tokens: Any, left: Any) -> None:
+    """Marks in ``left`` the rows that have none of the members that were looked for."""
+    for row in range(len(left)):
+        for column in range(tokens.shape[1]):
+            if tokens[row, column] != NO_MEMBER:
+                break
+        else:
+            left[row] = True
 
 
 @kernel

@@ -9,6 +9,7 @@ import numpy as np
 from cdc.kernels.digits import HEX
 from cdc.kernels.jit import inlined, kernel
 from cdc.kernels.memcpy import BLOCK, copied, short_copied
+from cdc.kernels.windows import eight_bytes
 from sinks.render.readkernels import (
     AS_IT_IS,
     BOOL,
@@ -47,6 +48,9 @@ from sinks.render.tokenkernels import (
     number_end,
 )
 
+_ONES: Final = np.uint64(0x0101010101010101)
+_HIGH_BITS: Final = np.uint64(0x8080808080808080)
+_ALL_T: Final = np.uint64(ord("T") * 0x0101010101010101)
 _BASE64: Final = np.full(256, 255, np.uint8)
 for _sextet, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"):
     _BASE64[_letter] = _sextet
@@ -55,11 +59,13 @@ for _sextet, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqr
 @inlined
 def _is_iso(data: Any, start: Any, end: Any) -> Any:
     """Whether a date of ten characters stands here, and a T behind it."""
-    iso = end - start > 10
+    iso = end - start > 10 and data[start + 10] == UPPER_T
     if iso:
-        for k in range(start, start + 10):
-            iso &= data[k] < 0x80 and data[k] != UPPER_T
-        iso &= data[start + 10] == UPPER_T
+        # The ten characters as two words that overlap: no byte of them has its highest bit, and none is a T.
+        for at in (start, start + 2):
+            word = eight_bytes(data, at)
+            other = word ^ _ALL_T
+            iso &= ((word | ((other - _ONES) & ~other)) & _HIGH_BITS) == 0
     return iso
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.audit.engine import Side, key_indices, suspects
-from cdc.kernels.digests import _fold_column, digests
+from cdc.kernels.digests import _fold_key, _fold_rows, digests
 from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
 from sinks.contract import audit_schema
@@ -71,7 +71,8 @@ def test_the_kernel_is_compiled_once_whoever_made_the_buffers() -> None:
         assert column.to_pylist() == texts
         found = digests(pa.RecordBatch.from_arrays([column], names=["id"]), (0,), 5)
         assert np.array_equal(found.row, digests(batch([(text,) for text in texts], pa.schema([("id", pa.utf8())])), (0,), 5).row)
-    assert len(_fold_column.signatures) == 1  # type: ignore[attr-defined]
+    for kernel in (_fold_key, _fold_rows):
+        assert len(kernel.signatures) == 1  # type: ignore[attr-defined]
 
 
 def test_order_and_batching_do_not_matter() -> None:

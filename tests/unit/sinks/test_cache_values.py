@@ -8,11 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
 from sinks.cache import ledger
 from sinks.cache.erasure import ways_of
+from sinks.cache.keytemplate import bind
 from sinks.cache.ledger import CacheLedger, Projection
-from sinks.cache.values import Answers, Form, Hash, Json
+from sinks.cache.values import Form, Hash, Json
 from sinks.cache.wire import Refused
 from sinks.render.choices import Choices
 from sinks.render.meaning import parse
@@ -71,17 +73,42 @@ FORMS: dict[str, Form] = {"json": Json(Choices("", ())), "hash": Hash(Choices(""
 
 
 @pytest.mark.parametrize("value", FORMS)
-def test_answers_to_several_pages_are_read_where_they_stand(value: str) -> None:
+def test_answers_are_read_where_they_stand(value: str) -> None:
     """A key that holds something else than a row, or nothing by now, is no row of ours."""
     answers, ledger_answer = ANSWERED[value], b"*1\r\n$3\r\nlog\r\n"
-    data = answers + answers + ledger_answer + answers + ledger_answer
-    second = 2 * len(answers) + len(ledger_answer)
-    places = [Answers(0, FORMS[value].counts(6, 3)), Answers(second, FORMS[value].counts(3, 3))]
-    there, found, ends = FORMS[value].columns(np.frombuffer(data, np.uint8), places, SCHEMA)
-    assert list(ends) == [2 * len(answers), second + len(answers)]
+    data = answers + answers + ledger_answer
+    there, found, end = FORMS[value].columns(np.frombuffer(data, np.uint8), FORMS[value].counts(6, 3), SCHEMA)
+    assert end == 2 * len(answers)
     plain = (there & ~found.left).tolist()
-    assert plain == [False, True, False] * 3
-    assert found.rows.column("id").filter(pa.array(plain)).to_pylist() == ["1"] * 3
+    assert plain == [False, True, False] * 2
+    assert found.rows.column("id").filter(pa.array(plain)).to_pylist() == ["1"] * 2
+
+
+def test_fields_are_found_in_any_order_and_among_others() -> None:
+    """The answer says their lengths; one that only begins like a column's is another one."""
+    fields = [(b"idx", b"9"), (b"id", b"12"), (b"x", b"")]
+    items = b"".join(b"$%d\r\n%s\r\n" % (len(text), text) for field in fields for text in field)
+    rows = [b"*6\r\n" + items, b"*2\r\n$2\r\nid\r\n$2\r\n34\r\n"]
+    there, found, end = FORMS["hash"].columns(np.frombuffer(b"".join(rows), np.uint8), (1, 1), SCHEMA)
+    assert there.all()
+    assert found.left.tolist() == [True, False]
+    assert found.rows.column("id")[1].as_py() == "34"
+    assert end == sum(map(len, rows))
+
+
+@pytest.mark.parametrize("template", ["order:{id}", "order:{id}:end", "order:{key}"])
+def test_a_name_is_a_rows_only_if_it_is_that_of_its_key(template: str) -> None:
+    table = Table(1, "public", "t", (Column("id", 25, key=True),))
+    schema = TopicSchema.of(table)
+    keys = bind(template, schema)
+    ids = ["1", "12", "", "a\\b", "a:b", "\\E", "ü" * 20]
+    rows = pa.RecordBatch.from_arrays([pa.array(ids, pa.utf8())], names=["id"])
+    names = keys.texts_of_keys(rows).to_array()
+    assert all(keys.named(names, rows).to_pylist())
+    for count in (len(ids), 2):  # texts that stand in a name as they are, and others
+        own, some = names.slice(0, count), rows.slice(0, count)
+        moved = pa.concat_arrays([own.slice(1), own.slice(0, 1)])
+        assert not any(keys.named(moved, some).to_pylist())
 
 
 @pytest.mark.parametrize("value", FORMS)
@@ -89,13 +116,13 @@ def test_a_server_that_refuses_to_say_what_keys_hold_is_not_taken_for_an_empty_o
     refusal = b"-NOPERM this user has no permissions\r\n"
     data = ANSWERED[value] + refusal * (3 if value == "hash" else 1)
     with pytest.raises(Refused) as refused:
-        FORMS[value].columns(np.frombuffer(data, np.uint8), [Answers(0, FORMS[value].counts(6, 3))], SCHEMA)
+        FORMS[value].columns(np.frombuffer(data, np.uint8), FORMS[value].counts(6, 3), SCHEMA)
     assert refused.value.code == "NOPERM"
 
 
 def test_a_text_that_is_not_utf_8_is_read_by_itself() -> None:
     documents = [b'{"id":"\xff"}', ROW]
     data = b"*2\r\n" + b"".join(b"$%d\r\n%s\r\n" % (len(one), one) for one in documents)
-    there, found, _ = FORMS["json"].columns(np.frombuffer(data, np.uint8), [Answers(0, (2,))], SCHEMA)
+    there, found, _ = FORMS["json"].columns(np.frombuffer(data, np.uint8), (2,), SCHEMA)
     assert there.all()
     assert found.left[0]
