@@ -49,7 +49,7 @@ class SqlSession(Protocol):
         ...
 
     def attempt(self) -> AbstractContextManager[None]:
-        """Raises Refused where the database refuses a row; what was done inside is then undone, and the transaction goes on. A database that cannot undo a part
+        """Raises RowsRefused where the database refuses a row; what was done inside is then undone, and the transaction goes on. A database that cannot undo a part
         of a transaction raises what it always raises (``TargetTable.foreseen``)."""
         ...
 

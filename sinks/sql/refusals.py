@@ -18,7 +18,7 @@ _OF_OTHERS: Final = ("23000", "23001", "23503", "23505", "23P01", _RAISED)
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RowRefusal:
     """One row's, or that of several rows together."""
 
     reason: str
@@ -27,17 +27,17 @@ class Refusal:
     """Other rows that are there, or are not, may be why: it may pass once those have been written."""
 
 
-class Refused(Exception):
+class RowsRefused(Exception):
     """The database refuses rows; what was attempted is undone, and the transaction goes on."""
 
-    def __init__(self, refusal: Refusal, *, value: bool) -> None:
+    def __init__(self, refusal: RowRefusal, *, value: bool) -> None:
         """``value``: a text is none of a column's type."""
         super().__init__(refusal.reason)
         self.refusal = refusal
         self.value = value
 
 
-def refused(state: str | None, column: str | None, constraint: str | None) -> Refused | None:
+def refused(state: str | None, column: str | None, constraint: str | None) -> RowsRefused | None:
     """``state``: SQLSTATE. None for an error that no row is to blame for."""
     if state is None or not (state.startswith(_CLASSES) or state == _RAISED):
         return None
@@ -51,19 +51,19 @@ def refused(state: str | None, column: str | None, constraint: str | None) -> Re
         reason = f"the column {column} does not take its value"
     else:
         reason = "the table does not take its values"
-    return Refused(Refusal(f"{reason} (SQLSTATE {state})", state in _OF_OTHERS), value=state.startswith("22"))
+    return RowsRefused(RowRefusal(f"{reason} (SQLSTATE {state})", state in _OF_OTHERS), value=state.startswith("22"))
 
 
 def sorted_out(
-    count: int, attempt: Callable[[int, int], Refusal | None], enough: Callable[[int], bool], first: Refusal
-) -> dict[int, Refusal]:
+    count: int, attempt: Callable[[int, int], RowRefusal | None], enough: Callable[[int], bool], first: RowRefusal
+) -> dict[int, RowRefusal]:
     """Writes ``count`` rows piece by piece, and returns those that are refused, by number.
 
     ``attempt``: writes the rows begin … end - 1, or none of them and says why. ``enough``: whether so many refused rows end the search, in which nothing more is
     written; ``first``: why all of them together were refused. Takes about 2 k log n attempts, for k that are refused.
     """
-    found: dict[int, Refusal] = {}
-    pieces: list[tuple[int, int, Refusal | None]] = [(0, count, first)]
+    found: dict[int, RowRefusal] = {}
+    pieces: list[tuple[int, int, RowRefusal | None]] = [(0, count, first)]
     while pieces:
         begin, end, why = pieces.pop()
         why = why or attempt(begin, end)

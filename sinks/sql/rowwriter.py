@@ -31,7 +31,7 @@ from sinks.sql.dialect import SqlSession, StagedRows
 from sinks.sql.history import HistoryWriter
 from sinks.sql.letters import LettersDraft
 from sinks.sql.names import GONE
-from sinks.sql.refusals import Refusal, Refused, sorted_out
+from sinks.sql.refusals import RowRefusal, RowsRefused, sorted_out
 from sinks.sql.table import TargetTable, digested
 
 Mask = npt.NDArray[np.bool_]
@@ -43,7 +43,7 @@ _ROUNDS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Changes:
+class _LastChanges:
     """The last change of each key, under one definition; of a table without keys, its rows. ``gone``: which are deletes."""
 
     schema: TopicSchema
@@ -55,8 +55,8 @@ class _Changes:
         found: npt.NDArray[np.int64] = self.rows.column(POSITION).to_numpy()
         return found
 
-    def only(self, numbers: Sequence[int]) -> _Changes:
-        return _Changes(self.schema, self.rows.take(pa.array(numbers, pa.int64())), self.gone[list(numbers)])
+    def only(self, numbers: Sequence[int]) -> _LastChanges:
+        return _LastChanges(self.schema, self.rows.take(pa.array(numbers, pa.int64())), self.gone[list(numbers)])
 
     def names(self) -> pa.Array:
         """As letters name their places."""
@@ -67,8 +67,8 @@ class _Changes:
 class _Late:
     """Changes that other rows may be in the way of. ``why``: of each."""
 
-    changes: _Changes
-    why: Sequence[Refusal]
+    changes: _LastChanges
+    why: Sequence[RowRefusal]
 
 
 class SqlRowWriter:
@@ -138,7 +138,7 @@ class SqlRowWriter:
         last = _last_of_each(keys(batch, schema)) if schema.key else np.flatnonzero(~gone)
         chosen = batch if len(last) == len(batch) else batch.take(pa.array(last))
         self._rows = len(chosen)
-        changes = _Changes(schema, chosen, gone[last])
+        changes = _LastChanges(schema, chosen, gone[last])
         why = self._write_whole(changes)
         if why is not None and why.of_others:
             self._late.append(_Late(changes, [why] * len(chosen)))
@@ -184,7 +184,7 @@ class SqlRowWriter:
 
     # --- writing ---------------------------------------------------------------------------------------------------------------------
 
-    def _write_whole(self, changes: _Changes) -> Refusal | None:
+    def _write_whole(self, changes: _LastChanges) -> RowRefusal | None:
         """All of them, or none, and why; but for rows of which the table says beforehand that it refuses them."""
         gone = changes.gone.copy()
         try:
@@ -198,13 +198,13 @@ class SqlRowWriter:
                         self._table.remove(changes.schema, staged)
                     if not gone.all():
                         self._table.put(changes.schema, staged)
-        except Refused as error:
+        except RowsRefused as error:
             return error.refusal
         self._taken(changes, foreseen)
         self._set_some_aside(changes, foreseen)
         return None
 
-    def _sort_out(self, changes: _Changes, why: Refusal) -> bool:
+    def _sort_out(self, changes: _LastChanges, why: RowRefusal) -> bool:
         """Row by row. Returns whether some of it is there now."""
         schema, enough = changes.schema, self._draft.enough(self._rows)
         with self._staged(changes) as staged:
@@ -224,41 +224,41 @@ class SqlRowWriter:
         self._late += kept
         return len(waits) < len(changes.rows)
 
-    def _piece(self, schema: TopicSchema, staged: StagedRows, begin: int, end: int) -> Refusal | None:
+    def _piece(self, schema: TopicSchema, staged: StagedRows, begin: int, end: int) -> RowRefusal | None:
         try:
             with self._session.attempt():
                 self._table.put(schema, staged, staged.piece(begin, end))
-        except Refused as error:
+        except RowsRefused as error:
             return error.refusal
         return None
 
-    def _removed(self, changes: _Changes, staged: StagedRows, numbers: Sequence[int]) -> list[_Late]:
+    def _removed(self, changes: _LastChanges, staged: StagedRows, numbers: Sequence[int]) -> list[_Late]:
         """Removes the rows of the staged keys that go, these. Returns them where they cannot go yet."""
         if not numbers or not changes.schema.key:
             return []
         try:
             with self._session.attempt():
                 self._table.remove(changes.schema, staged)
-        except Refused as error:
+        except RowsRefused as error:
             going = replace(changes.only(numbers), gone=np.ones(len(numbers), np.bool_))
             return [_Late(going, [error.refusal])]
         return []
 
-    def _taken(self, changes: _Changes, refused: Mapping[int, Refusal]) -> None:
+    def _taken(self, changes: _LastChanges, refused: Mapping[int, RowRefusal]) -> None:
         written = np.ones(len(changes.rows), np.bool_)
         written[list(refused)] = False
         self._draft.took(self._topic, changes.names, changes.positions, written)
 
-    def _set_some_aside(self, changes: _Changes, refused: Mapping[int, Refusal]) -> None:
+    def _set_some_aside(self, changes: _LastChanges, refused: Mapping[int, RowRefusal]) -> None:
         if numbers := sorted(refused):
             self._set_aside(changes.only(numbers), [refused[number] for number in numbers])
 
-    def _set_aside(self, changes: _Changes, why: Sequence[Refusal]) -> None:
+    def _set_aside(self, changes: _LastChanges, why: Sequence[RowRefusal]) -> None:
         places = zip(changes.positions.tolist(), changes.names().to_pylist(), why, strict=True)
         self._draft.set_aside(self._topic, _letters(self._topic, places), self._rows)
 
     @contextmanager
-    def _staged(self, changes: _Changes) -> Iterator[StagedRows]:
+    def _staged(self, changes: _LastChanges) -> Iterator[StagedRows]:
         """The changes, staged: dropped afterwards, but where the transaction as a whole has failed."""
         schema = changes.schema
         foreign = self._foreign(schema)
@@ -268,7 +268,7 @@ class SqlRowWriter:
         try:
             self._turn(staged.send(changes.rows, {GONE: pa.array(changes.gone)}))
             yield staged
-        except Refused:
+        except RowsRefused:
             staged.drop()
             raise
         staged.drop()
@@ -295,7 +295,7 @@ class SqlRowWriter:
         apart. Returns why the table refuses it; then nothing has been done."""
         schema = self.shape.schema
         gone = row.column(OP).to_numpy() == int(Op.DELETE)
-        changes = _Changes(schema, row, gone)
+        changes = _LastChanges(schema, row, gone)
         try:
             with self._staged(changes) as staged:
                 if foreseen := self._table.foreseen(schema, staged):
@@ -309,7 +309,7 @@ class SqlRowWriter:
                     elif not gone.all():
                         self._table.put(schema, staged)
                 self._session.check_deferred()
-        except Refused as error:
+        except RowsRefused as error:
             return error.refusal.reason
         return None
 
@@ -332,7 +332,7 @@ class SqlRowWriter:
             again = [row for row, edited in enumerate(corrected) if not edited]
             if again:
                 self._rows = max(self._rows, len(again))
-                changes = _Changes(schema, rows.take(pa.array(again)), np.zeros(len(again), np.bool_))
+                changes = _LastChanges(schema, rows.take(pa.array(again)), np.zeros(len(again), np.bool_))
                 why = self._write_whole(changes)
                 if why is not None:
                     self._sort_out(changes, why)
@@ -376,7 +376,7 @@ class SqlRowWriter:
             self._draft.set_aside(schema.topic, fresh, count)
         return count - len(refused)
 
-    def _put_all(self, schema: TopicSchema, staged: StagedRows, count: int) -> dict[int, Refusal]:
+    def _put_all(self, schema: TopicSchema, staged: StagedRows, count: int) -> dict[int, RowRefusal]:
         found = dict(self._table.foreseen(schema, staged))
         if found:
             staged.leave(found)
@@ -384,7 +384,7 @@ class SqlRowWriter:
             with self._session.attempt():
                 self._table.put(schema, staged)
                 self._session.check_deferred()
-        except Refused as error:
+        except RowsRefused as error:
             self._session.check_deferred()
             staged.number()
             enough = self._draft.enough(count)
@@ -395,7 +395,7 @@ class SqlRowWriter:
         return found
 
 
-def _letters(topic: str, places: Iterable[tuple[int, str, Refusal]]) -> list[Letter]:
+def _letters(topic: str, places: Iterable[tuple[int, str, RowRefusal]]) -> list[Letter]:
     """``places``: (position, key, why) of each."""
     now = time.time()
     return [Letter(topic, Position(position), why.reason, name, now) for position, name, why in places]

@@ -35,7 +35,7 @@ from sinks.sql.letters import LettersDraft, LettersStop
 from sinks.sql.names import TargetPlace, place_of
 from sinks.sql.options import Options
 from sinks.sql.rebuild import SqlRebuild
-from sinks.sql.refusals import Refused
+from sinks.sql.refusals import RowsRefused
 from sinks.sql.rowreader import SqlRowReader
 from sinks.sql.rowwriter import SqlRowWriter, settle
 from sinks.stagedchanges import StagedChanges
@@ -226,7 +226,7 @@ class SqlSink:
             with session.attempt():
                 tried = self._written(session, extent, mark)
                 session.check_deferred()
-        except Refused:
+        except RowsRefused:
             session.check_deferred()
             tried = self._written(session, extent, mark)
         return tried

@@ -18,7 +18,7 @@ from sinks.reshape import origins, rekeyed, reshaped
 from sinks.sql.dialect import Dialect, SqlSession, StagedRows
 from sinks.sql.names import GONE, IDENTITY, TableSign, TargetPlace, quoted
 from sinks.sql.owncolumns import OwnColumns
-from sinks.sql.refusals import Refusal
+from sinks.sql.refusals import RowRefusal
 
 
 def refused(place: TargetPlace, whose: str) -> StoreError:
@@ -84,7 +84,7 @@ class TargetTable(ABC):
         """Writes the staged rows ``r`` that do not go, each over the row of its key. ``which``: a condition on them."""
 
     @abstractmethod
-    def foreseen(self, schema: TopicSchema, staged: StagedRows) -> Mapping[int, Refusal]:
+    def foreseen(self, schema: TopicSchema, staged: StagedRows) -> Mapping[int, RowRefusal]:
         """The staged rows, by number, of which it is known without trying that the table refuses them."""
 
     @abstractmethod

@@ -153,6 +153,8 @@ class DuckDatabase:
         hint = f"see that the folder of stores.{self._store}.url is there, that this account may write there, and that its disk has room"
         if "replaying WAL" in said:
             hint = f"the file was put back, and {self._path.name}.wal beside it belongs to another copy: move that one away"
+        if isinstance(error, duckdb.ConstraintException):
+            hint = "a unique index or a key of yours on one of its tables refuses a row, and DuckDB cannot go on without that row: drop it"
         return StoreError(
             f"the database of store {self._store} says: {said}", retryable=isinstance(error, _WAITING_HELPS), hint=hint
         )

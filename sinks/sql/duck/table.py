@@ -17,7 +17,7 @@ from sinks.sql.dialect import Occupant, StagedRows
 from sinks.sql.duck.database import DuckSession
 from sinks.sql.duck.kinds import TEXT, arrow_type, as_held, as_text, is_known
 from sinks.sql.names import GONE, IDENTITY, NUMBER, TableSign, TargetPlace, quoted
-from sinks.sql.refusals import Refusal
+from sinks.sql.refusals import RowRefusal
 from sinks.sql.table import TargetTable, digested
 
 _ROWS_AT_ONCE: Final = 100_000
@@ -85,9 +85,9 @@ class DuckTable(TargetTable):
         else:
             self.retype(name, TEXT, f"{column}::varchar")
 
-    def foreseen(self, schema: TopicSchema, staged: StagedRows) -> Mapping[int, Refusal]:
+    def foreseen(self, schema: TopicSchema, staged: StagedRows) -> Mapping[int, RowRefusal]:
         """NULL where the column takes none, and what is no value of a type that somebody else has given a column."""
-        found: dict[int, Refusal] = {}
+        found: dict[int, RowRefusal] = {}
         for name in schema.names:
             column, kind = f"r.{quoted(name)}", self.columns[name]
             refusing = {f"the column {name} takes no NULL": f"{column} is null"} if name in self._never_null else {}
@@ -97,7 +97,7 @@ class DuckTable(TargetTable):
                 )
             for reason, condition in refusing.items():
                 rows = self._session.rows(f"select r.{NUMBER} from {staged.sql} r where not r.{GONE} and {condition}")
-                found |= dict.fromkeys((row[0] for row in rows), Refusal(reason))
+                found |= dict.fromkeys((row[0] for row in rows), RowRefusal(reason))
         return found
 
     def compared(self, name: str) -> tuple[str, str]:

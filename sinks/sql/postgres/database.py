@@ -20,7 +20,7 @@ from sinks.sql.dialect import Dialect
 from sinks.sql.names import literal
 from sinks.sql.options import Options
 from sinks.sql.postgres.copylines import copy_lines, rows_of
-from sinks.sql.refusals import Refused, refused
+from sinks.sql.refusals import RowsRefused, refused
 
 _RAW: Final = {"no_parameters": True}
 """The statement is all there is: a ``%`` in it is one."""
@@ -48,7 +48,7 @@ class PostgresSession:
         self._connection.execute(text(statement), values)
 
     def copy_in(self, statement: str, rows: Iterable[pa.RecordBatch]) -> None:
-        """rows: utf8 columns, as the statement names them. Raises Refused, after which the transaction goes on as if nothing had been asked."""
+        """rows: utf8 columns, as the statement names them. Raises RowsRefused, after which the transaction goes on as if nothing had been asked."""
         with self.attempt(), self._driver().cursor() as cursor, cursor.copy(statement) as copy:
             for batch in rows:
                 for lines in copy_lines(batch):
@@ -106,7 +106,7 @@ class PostgresDatabase:
         except (errors, SQLAlchemyError) as error:
             self.close()
             raise self._told(error) from None
-        except Refused as error:
+        except RowsRefused as error:
             self.close()
             what = f"the database of store {self._store} refuses rows: {error.refusal.reason}"
             raise StoreError(what, retryable=False, hint="see the database's own log, which says more") from None

@@ -18,7 +18,7 @@ from sinks.sql.names import GONE, NUMBER, quoted
 from sinks.sql.postgres.database import PostgresSession
 from sinks.sql.postgres.kinds import TEXT
 from sinks.sql.postgres.table import as_text
-from sinks.sql.refusals import Refused
+from sinks.sql.refusals import RowsRefused
 
 _TEXTS: Final = "pg_temp.headwater_texts"
 
@@ -47,7 +47,7 @@ class PostgresRows:
         statement = f"copy {self.sql} ({listed}) from stdin"
         try:
             self._session.copy_in(statement, [texts])
-        except Refused:
+        except RowsRefused:
             odd = list(self._unfit(texts))
             for name in odd:
                 self._session.run(
@@ -94,6 +94,6 @@ class PostgresRows:
                         f"create temporary table headwater_probe on commit drop as select {quoted(name)}::{kind} from {_TEXTS}"
                     )
                     self._session.run("drop table pg_temp.headwater_probe")
-            except Refused:
+            except RowsRefused:
                 yield name
         self._session.run(f"drop table {_TEXTS}")

@@ -13,7 +13,7 @@ from sinks.sql.dialect import Occupant, SqlSession, StagedRows
 from sinks.sql.names import GONE, IDENTITY, TableSign, TargetPlace, literal, quoted
 from sinks.sql.postgres.database import PostgresSession
 from sinks.sql.postgres.kinds import TEXT
-from sinks.sql.refusals import Refusal, Refused
+from sinks.sql.refusals import RowRefusal, RowsRefused
 from sinks.sql.table import TargetTable, digested
 
 _HAS_INPUT_IS_VALID: Final = 160_000
@@ -78,7 +78,7 @@ class PostgresTable(TargetTable):
     def become_text(self, name: str) -> None:
         self.retype(name, TEXT, as_text(name, self.columns[name]))
 
-    def foreseen(self, schema: TopicSchema, staged: StagedRows) -> Mapping[int, Refusal]:  # noqa: ARG002
+    def foreseen(self, schema: TopicSchema, staged: StagedRows) -> Mapping[int, RowRefusal]:  # noqa: ARG002
         """It is tried."""
         return {}
 
@@ -142,7 +142,7 @@ class PostgresTable(TargetTable):
         try:
             with self._server.attempt():
                 self.retype(name, kind, f"{text}::{kind}")
-        except Refused as error:
+        except RowsRefused as error:
             if not error.value:
                 raise
             self._look()

@@ -7,9 +7,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinks.sql.refusals import Refusal, refused, sorted_out
+from sinks.sql.refusals import RowRefusal, refused, sorted_out
 
-FIRST = Refusal("all of them")
+FIRST = RowRefusal("all of them")
 
 
 @given(st.integers(1, 3000), st.data())
@@ -18,11 +18,11 @@ def test_each_refused_row_is_found_and_each_other_is_written_once_in_few_attempt
     written: list[int] = []
     attempts = 0
 
-    def attempt(begin: int, end: int) -> Refusal | None:
+    def attempt(begin: int, end: int) -> RowRefusal | None:
         nonlocal attempts
         attempts += 1
         if any(begin <= row < end for row in bad):
-            return Refusal(str(begin))
+            return RowRefusal(str(begin))
         written.extend(range(begin, end))
         return None
 
@@ -35,7 +35,7 @@ def test_each_refused_row_is_found_and_each_other_is_written_once_in_few_attempt
 def test_the_search_ends_where_there_are_too_many() -> None:
     attempts: list[tuple[int, int]] = []
 
-    def attempt(begin: int, end: int) -> Refusal:
+    def attempt(begin: int, end: int) -> RowRefusal:
         attempts.append((begin, end))
         return FIRST
 
