@@ -76,7 +76,8 @@ class Stage(EventStage):
         return [(one["position"], one["after"]["status"]) for one in bodies]
 
     def ledger(self) -> list[dict[str, str]]:
-        return [json.loads(one.value() or b"") for one in self.messages(f"__{self.prefix}.bus", own=False)]
+        found = self.messages(f"__{self.prefix}.bus", own=False)
+        return [json.loads(one.value() or b"") for one in found if one.key() == b"bus"]
 
 
 @pytest.fixture
