@@ -38,7 +38,10 @@ _CLUSTER: Final = "this is a node of a Redis Cluster: set `lanes`, or use a serv
 
 # Redis: the error code that starts the server's answer → (worth waiting, what to do).
 _REDIS: Final[Mapping[str, tuple[bool, str]]] = {
-    "OOM": (True, "raise maxmemory: the cache is full, and the policy noeviction rightly refuses to drop rows"),
+    "OOM": (
+        True,
+        "raise maxmemory, or free memory: the server is full, and the policy noeviction rightly refuses to drop what is there",
+    ),
     "LOADING": (True, "wait until the server has loaded its data"),
     "READONLY": (True, "point `url` at the primary"),
     "MASTERDOWN": (True, "wait for the failover to end"),

@@ -161,7 +161,8 @@ def _followers(followers: Iterable[FollowerReport]) -> Iterator[Metric]:
     )
     yield counter(
         "headwater_store_changes",
-        "Changes handled since the follower started: written, stale (a newer one was there); dead (set aside): since the store was empty.",
+        "Changes handled since the follower started: written (by a store of events: read, whatever has become of their events), stale (a newer one was there); "
+        "dead (set aside): since the store was empty.",
         [((f.store, kind), getattr(f, kind)) for f in known for kind in ("written", "stale", "dead")],
         "store",
         "outcome",
@@ -169,7 +170,7 @@ def _followers(followers: Iterable[FollowerReport]) -> Iterator[Metric]:
     letters = [(f.store, one) for f in known for one in sorted(f.aside, key=lambda one: -one.letters)[:MAX_TABLES]]
     yield gauge(
         "headwater_store_dead_letters",
-        "Rows that the store cannot hold now, and events that a receiver has refused: aside (nobody has decided about them), edited, accepted.",
+        "Rows that the store cannot hold now, and events that can never arrive as they are: aside (nobody has decided about them), edited, accepted.",
         [
             ((store, one.table, state), count)
             for store, one in letters

@@ -61,3 +61,6 @@ class EventBatch:
 
     def slice(self, first: int, count: int) -> EventBatch:
         return EventBatch(self.rows.slice(first, count))
+
+
+NO_EVENTS: Final = EventBatch(pa.RecordBatch.from_pylist([], EVENTS))

@@ -4,11 +4,15 @@ What is applied waits (``stagedevents``) until ``commit``, when it goes to the k
 notes the cut. So a channel sees events only in order, each once, unless its place has lost some or an attempt was broken off, and knows nothing of tables, batches and the log.
 
 There are no rows: nothing to scan, to compare, or to build again. ``Traits.events`` says so, and whoever would ask for rows refuses before he does.
+
+A dead letter is one event's, and as long as it is there the events behind it that have its key wait, unlike a row's, whose later changes go on: of a row the last change
+is all that counts, of events every one does, in their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NoReturn, Protocol
 
@@ -24,6 +28,7 @@ from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, TopicAsOf, Traits
+from sinks.deadletters import Letter
 from sinks.events.event import EventBatch
 from sinks.events.eventcolumns import EventForm, body_of, events_of, holds_events
 from sinks.events.options import EventOptions
@@ -36,6 +41,11 @@ _ANEW: Final = (
     "put the right copy back; or give the store another name, and its events another place to go, with which it begins again"
 )
 TRAITS = Traits(sequenced=True, staged=True, events=True)
+RUN_GAP: Final = 2_000
+"""Events that are no farther apart than this are read again in one go, with what stands between them."""
+
+Recall = Callable[[Mapping[str, Sequence[int]]], Iterator[EventBatch]]
+"""Reads events from the log again, as they were the first time: positions by topic, rising → those that it still has, each topic's in order."""
 
 
 class Channel(Protocol):
@@ -50,6 +60,10 @@ class Channel(Protocol):
         ``standing`` where there is nothing. Raises EpochPassed where a higher epoch has been seen."""
         ...
 
+    def resume(self, recall: Recall) -> None:
+        """Goes on with what was held back, or not taken, before; once, behind ``begin``."""
+        ...
+
     def deliver(self, events: EventBatch, upto: Position) -> Outcome:
         """Hands them on, in order: all that there is in the stretch of the log between what was delivered before and ``upto``. On return they are delivered, or
         set aside durably, and the standing's ``progress`` is ``upto``. May be called with no events."""
@@ -57,6 +71,32 @@ class Channel(Protocol):
 
     def commit(self, cut: Cut) -> None:
         """Notes durably that everything up to there is delivered."""
+        ...
+
+    def look(self) -> None:
+        """Of one that has begun: notes what has come of events since by itself."""
+        ...
+
+    @property
+    def first_waiting(self) -> Position | None:
+        """The first event that may have to be read again; None: there is none."""
+        ...
+
+    @property
+    def letters(self) -> tuple[Letter, ...]:
+        """As ``sinks.deadletters.LetterBox.letters``."""
+        ...
+
+    def keep(self, letters: Collection[Letter]) -> None:
+        """As ``sinks.deadletters.LetterBox.keep``. Nothing is left of one that is accepted."""
+        ...
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Gives their events up, where they were not delivered yet: what stands behind them goes on. Durable on return."""
+        ...
+
+    def again(self, at: tuple[str, int]) -> str | None:
+        """Delivers a letter's event, by topic and position, now; then what stands behind it goes on. Returns why it was not taken; None once it was."""
         ...
 
     def erase(self) -> None:
@@ -67,7 +107,7 @@ class Channel(Protocol):
 
 
 class EventSink:
-    """See ``sinks.contract.Sink``."""
+    """See ``sinks.contract.Sink`` and ``sinks.deadletters.LetterBox``."""
 
     traits = TRAITS
 
@@ -83,6 +123,7 @@ class EventSink:
         self._last_seen = ZERO_CUT
         """A place that was emptied meanwhile goes on from there."""
         self._shapes: dict[str, Shape] = {}
+        self._writing = False
 
     # --- which log, and how far ------------------------------------------------------------------------------------------------------
 
@@ -111,11 +152,15 @@ class EventSink:
         crashpoint("events.open.begin")
         self._channel.begin(self._known)
         crashpoint("events.open.begun")
+        self._channel.resume(lambda wanted: self._recalled(log, wanted))
+        self._writing = True
         return standing.cut
 
     def finish(self) -> None: ...
 
     def applied(self) -> Cut:
+        if self._writing:
+            self._channel.look()
         standing = self._channel.standing()
         return ZERO_CUT if standing is None else believed(standing.mark, self._followed.lineage(), f"store {self.name}")
 
@@ -189,6 +234,44 @@ class EventSink:
 
     def make_visible(self) -> None: ...
 
+    # --- dead letters ------------------------------------------------------------------------------------------------------------------
+
+    def returns_to(self) -> Position | None:
+        return self._channel.first_waiting
+
+    def letters(self) -> tuple[Letter, ...]:
+        return self._channel.letters
+
+    def keep(self, letters: Collection[Letter]) -> None:
+        self._channel.keep(letters)
+
+    def forget(self, ids: Collection[str]) -> None:
+        self._channel.forget(ids)
+
+    def put(self, row: pa.RecordBatch, at: Position) -> str | None:  # noqa: ARG002
+        """Delivers the letter's event, as it was: ``row`` only says which."""
+        return self._channel.again((topic_schema(row.schema).topic, int(first_position(row))))
+
+    def places(self, rows: pa.RecordBatch) -> pa.Array:
+        topic = topic_schema(rows.schema).topic
+        return pa.array([f"{topic}@{one}" for one in rows.column(POSITION).to_pylist()], pa.utf8())
+
+    def named(self, keys: pa.RecordBatch, schema: TopicSchema) -> pa.Array:  # noqa: ARG002
+        """No row has a place."""
+        return pa.nulls(len(keys), pa.utf8())
+
+    def _recalled(self, log: LogReader, wanted: Mapping[str, Sequence[int]]) -> Iterator[EventBatch]:
+        """See ``Recall``."""
+        history = self._writer().history
+        for topic, listed in wanted.items():
+            positions = np.array(listed, np.int64)
+            for run in np.split(positions, np.flatnonzero(np.diff(positions) > RUN_GAP) + 1):
+                with suppress(PositionGone):
+                    for batch in log.read(topic, Position(int(run[0]) - 1), Position(int(run[-1])), history):
+                        kept = np.isin(batch.column(POSITION).to_numpy(), run)
+                        if kept.any() and topic_change_of(batch) is None:
+                            yield events_of(batch.filter(pa.array(kept)), self._form(topic_schema(batch.schema)))
+
     # --- what there is of no event store -----------------------------------------------------------------------------------------------
 
     def as_held(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:  # noqa: ARG002
@@ -201,6 +284,7 @@ class EventSink:
         self._no_rows("be compared")
 
     def close(self) -> None:
+        self._writing = False
         self._waiting.clear()
         self._followed.end()
         self._shapes.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +76,8 @@ class Stage(EventStage):
         return [(one["position"], one["after"]["status"]) for one in bodies]
 
     def ledger(self) -> list[dict[str, str]]:
-        return [json.loads(one.value() or b"") for one in self.messages(f"__{self.prefix}.bus", own=False)]
+        found = self.messages(f"__{self.prefix}.bus", own=False)
+        return [json.loads(one.value() or b"") for one in found if one.key() == b"bus"]
 
 
 @pytest.fixture
@@ -252,22 +254,45 @@ def test_a_ledger_whose_last_message_is_not_ours_is_refused(stage: Stage) -> Non
     assert not refused.value.retryable
 
 
-def test_an_event_that_is_too_long_is_named(stage: Stage) -> None:
-    rows = batch(ORDERS, [(Op.INSERT, 1, order(1)), (Op.INSERT, 2, order(2, "x" * 2000))])
-    stage.put(rows)
-    first = stage.opened(1, message_bytes_max=1500)
-    first.apply(rows)
-    with pytest.raises(StoreError, match=r"the event at position 2 has 2\d\d\d bytes") as refused:
-        first.commit(cut(2))
-    assert "xxx" not in str(refused.value)
-    first.close()
+def test_an_event_that_is_too_long_is_a_letter_and_says_how_long_it_is(stage: Stage) -> None:
+    stage.put(batch(ORDERS, [(Op.INSERT, 1, order(1)), (Op.INSERT, 2, order(2, "x" * 2000)), (Op.UPDATE, 3, order(2))]))
+    assert stage.follow(message_bytes_max=1500).applied == cut(3)
+    assert stage.statuses() == [(1, "new")]
+    [letter] = make("bus", stage.options()).letters()
+    assert (letter.id, letter.key) == ("public.orders@2", "public.orders@2")
+    assert re.fullmatch(r"it has 2\d\d\d bytes .*, and a message may have 1300 \(message_bytes_max\)", letter.reason)
+    assert [(one.get("held"), one.get("position")) for one in stage.ledger()][-1] == ("2", "3")
+
+
+def test_batches_of_a_narrow_topic_are_made_smaller(stage: Stage) -> None:
+    """No event is too long by itself."""
     name = f"{stage.prefix}.narrow"
-    stage.topic(name, config={"max.message.bytes": "500"})
-    narrow = stage.opened(2, topic=name, compression="none")
-    narrow.apply(rows)
-    with pytest.raises(StoreError, match=r"topic .*narrow: an event is longer than the topic takes"):
-        narrow.commit(cut(2))
-    narrow.close()
+    stage.topic(name, config={"max.message.bytes": "20000"})
+    rows = batch(ORDERS, [(Op.INSERT, at, order(at, "x" * 900)) for at in range(1, 200)])
+    stage.put(rows)
+    follower = stage.follow(topic=name, compression="none")
+    assert follower.applied == cut(199)
+    assert make("bus", stage.options()).letters() == ()
+    assert len(stage.messages(name, own=False)) == 199
+
+
+def test_letters_and_their_events_are_one_with_the_transaction(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that ends before its commit leaves neither."""
+    rows = batch(ORDERS, [(Op.INSERT, 1, order(1)), (Op.INSERT, 2, order(2, "x" * 2000)), (Op.UPDATE, 3, order(2))])
+    stage.put(rows)
+    store = stage.opened(1, message_bytes_max=1500)
+    store.apply(rows)
+    channel = store._channel
+    assert isinstance(channel, KafkaChannel)
+    monkeypatch.setattr(channel, "_commit", lambda _: (_ for _ in ()).throw(StoreError("it ends here", retryable=True)))
+    with pytest.raises(StoreError, match="it ends here"):
+        store.commit(cut(3))
+    assert channel._producer is not None
+    channel._producer.flush(60)
+    store.close()
+    assert make("bus", stage.options()).letters() == ()
+    assert stage.follow(message_bytes_max=1500).applied == cut(3)
+    assert stage.statuses() == [(1, "new")]
 
 
 def test_another_logs_events_are_not_mixed_in(stage: Stage) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,38 @@ def test_before_there_is_a_log_whoever_only_looks_finds_that_nothing_is_there(st
     assert stopped.value.state == StopState.OTHER_LOG
     assert "another name" in str(stopped.value.hint)
     sink.close()
+
+
+def test_a_server_without_memory_is_waited_for_and_nothing_is_lost_or_comes_twice(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "CALL_EVENTS", 2)
+    stage.put(batch(ORDERS, [(Op.INSERT, at, order(at, "x" * 50_000)) for at in range(1, 40)]))
+    follower = Follower("bus", stage.options(begin="start"), stage.folder, stage.log.reader(), stage.folder, threading.Event())
+    follower.start()
+    try:
+        before = int(stage.redis.info("memory")["used_memory"])
+        stage.redis.set("others", "x" * 4_000_000)
+        stage.redis.config_set("maxmemory", before + 4_500_000)
+        heads_on = threading.Thread(target=follower.follow_to, args=(stage.log.head,))
+        heads_on.start()
+        deadline = time.monotonic() + 60
+        while follower.status.state != "waiting":
+            assert time.monotonic() < deadline, follower.status
+            time.sleep(0.02)
+        assert "OOM" in str(follower.status.error)
+        assert "raise maxmemory, or free memory" in str(follower.status.error)
+        assert "xxx" not in str(follower.status.error)
+        assert len(stage.entries("public.orders")) < 39
+        stage.redis.delete("others")
+        heads_on.join(120)
+        assert follower.applied == stage.log.head
+        assert follower.status.state == "following"
+        assert [one for one, _ in stage.entries("public.orders")] == [f"{at}-0" for at in range(1, 40)]
+    finally:
+        stage.redis.config_set("maxmemory", 0)
+        follower.close()
+        follower.release_lease()
 
 
 def test_each_topic_has_its_stream(stage: Stage) -> None:

@@ -143,6 +143,29 @@ def test_an_event_arrives_as_it_was_written_and_signed_by_each_secret(stage: Sta
     assert abs(int(one.headers["webhook-timestamp"]) - one.at_s) < 2
 
 
+def test_an_events_headers_go_along_and_take_no_others_place(stage: Stage) -> None:
+    written = {
+        "tenant": "north",
+        "traceparent": "00-4bf9-00f0-01",
+        "Authorization": "Bearer forged",
+        "webhook-id": "forged",
+        "x": "a\r\nb: c",
+    }
+    stage.put(batch(PLACED, [(Op.INSERT, 1, placed(1, "{}", json.dumps(written)))]))
+    stage.follow(secret="s3cret", headers={"Authorization": "Bearer t0ken", "event-tenant": "ours"})
+    [one] = stage.receiver.received
+    assert (one.id, one.headers["authorization"]) == (placed(1, None)["id"], "Bearer t0ken")
+    found = {name: one.headers[name] for name in one.headers if name.startswith("event-") or name == "traceparent"}
+    assert found == {
+        "event-tenant": "ours",
+        "traceparent": "00-4bf9-00f0-01",
+        "event-authorization": "Bearer forged",
+        "event-webhook-id": "forged",
+        "event-x": "a%0D%0Ab:%20c",
+    }
+    assert "b" not in one.headers
+
+
 def test_changes_of_a_table_go_in_the_order_of_each_row(stage: Stage) -> None:
     stage.put(
         batch(
@@ -187,7 +210,7 @@ def test_a_key_that_always_fails_holds_up_no_other_and_comes_in_order_after_a_re
     follower = stage.begin(retry={**QUICK, "for_hours": 0.1 / 3600})
     follower.follow_to(stage.log.head)
     assert follower.applied == stage.log.head
-    until(lambda: bool(follower._opening.sink._webhook._begun.deliveries.letters), "a letter")
+    until(lambda: bool(follower._opening.sink._channel._begun.deliveries.letters), "a letter")
     others = {one for round_ in ids for one in round_[1:]}
     until(lambda: others <= set(stage.receiver.ids()), "the events of all other keys")
     assert not set(stage.receiver.ids()) & {ids[1][0], ids[2][0]}

@@ -54,9 +54,9 @@ _MEANINGS: Final[Mapping[str, tuple[bool, str, str]]] = {
     "_UNKNOWN_PARTITION": (True, "the partition does not exist", _MAKE),
     "TOPIC_EXCEPTION": (False, "that is not a name for a topic", "correct `topic` in cdc.toml"),
     "MSG_SIZE_TOO_LARGE": (
-        False,
-        "an event is longer than the topic takes",
-        "raise the topic's max.message.bytes to `message_bytes_max`, or lower that",
+        True,
+        "an event, or a batch of events, is longer than the topic takes",
+        "they are sent again in smaller batches, and one that is too long by itself becomes a dead letter: cdc dlq ls. The topic's max.message.bytes says how long it may be",
     ),
     "INVALID_RECORD": (
         False,

@@ -3,12 +3,15 @@
 Not as the offset of a consumer group, though that may go into a transaction, too: the brokers forget those of a group without members after
 ``offsets.retention.minutes`` (a week), in which a database may well be quiet or a store stopped; and a topic is what every tool of Kafka can show. A compacted topic
 keeps the last message of a key for ever.
+
+Beside it stands a message for each event that is held back (``sinks.events.heldback``), under a key of its own, and one without a value once it no longer is.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +29,8 @@ SETTINGS: Final = {
     "min.cleanable.dirty.ratio": "0.1",
 }
 """Of a ledger that we create: what is superseded goes soon."""
+_HELD: Final = b"\n"
+"""Between the store's name and what is held back, in a key."""
 _TAIL: Final = 64
 """So many messages before the end are read first: between two of ours there is at least what ends a transaction."""
 
@@ -41,11 +46,34 @@ class Ledger:
         self._end = self._seen = -1
         """The topic's end when it was read last, and how far readers saw then; ``_last``: what stood there."""
         self._last: EventStanding | None = None
+        self._held = 0
+        """So many events were held back when it was read last."""
+        self._key = brokers.store.encode()
 
-    def message(self, standing: EventStanding) -> dict[str, Any]:
-        """The message that says so, as the client takes it."""
-        value = json.dumps(standing.to_fields()).encode()
-        return {"topic": self.topic, "key": self._brokers.store.encode(), "value": value, "partition": 0}
+    def messages(self, standing: EventStanding, changes: Mapping[str, str | None], held: int) -> Iterator[dict[str, Any]]:
+        """The messages that say so, as the client takes them. ``changes``: of what is held back (``HeldBack.changes``), which are ``held`` events from here on."""
+        for one, text in changes.items():
+            yield self._message(self._key + _HELD + one.encode(), None if text is None else text.encode())
+        yield self._message(self._key, json.dumps(standing.to_fields() | {"held": str(held)}).encode())
+
+    def _message(self, key: bytes, value: bytes | None) -> dict[str, Any]:
+        return {"topic": self.topic, "key": key, "value": value, "partition": 0}
+
+    def kept(self) -> Mapping[str, str]:
+        """The texts of what is held back, by id, as it stands now. Raises StoreError."""
+        if self.read() is None or not self._held:
+            return {}
+        with self._brokers.errors(self.topic, self._listen):
+            low, _ = self._reader().get_watermark_offsets(self._partition(0), timeout=self._timeout_s)
+            held: dict[str, str] = {}
+            before = self._key + _HELD
+            for key, value in self._messages_from(low):
+                if key.startswith(before):
+                    name = key.removeprefix(before).decode(errors="replace")
+                    held.pop(name, None)
+                    if value is not None:
+                        held[name] = value.decode(errors="replace")
+        return held
 
     def read(self) -> EventStanding | None:
         """As it stands now, of transactions that were committed; None where nothing was ever. Raises StoreError."""
@@ -142,9 +170,16 @@ class Ledger:
             count *= 8
 
     def _read_from(self, first: int) -> EventStanding | None:
+        last = None
+        for key, value in self._messages_from(first):
+            last = value if key == self._key and value is not None else last
+        return None if last is None else self._standing(last)
+
+    def _messages_from(self, first: int) -> Iterator[tuple[bytes, bytes | None]]:
+        """Keys and values, from there to the end."""
         from confluent_kafka import KafkaException
 
-        reader, last = self._reader(), None
+        reader = self._reader()
         reader.assign([self._partition(first)])
         try:
             while True:
@@ -153,19 +188,20 @@ class Ledger:
                     raise StoreError(f"store {self._brokers.store}: no broker answers in time ({self.topic})", retryable=True)
                 error = message.error()
                 if error is None:
-                    self._refuse_other_store(message.key())
-                    last = message.value() or last
+                    key = message.key() or b""
+                    self._refuse_other_store(key)
+                    yield key, message.value()
                 elif error.name() == "_PARTITION_EOF":
                     self._seen = message.offset() or 0
-                    return None if last is None else self._standing(last)
+                    return
                 elif error.name() != "GROUP_AUTHORIZATION_FAILED":  # the client asks for a group that nothing is done with
                     raise KafkaException(error)
         finally:
             reader.unassign()
 
-    def _refuse_other_store(self, key: bytes | None) -> None:
+    def _refuse_other_store(self, key: bytes) -> None:
         """Two stores in one ledger would each go on from where the other is, and shut each other out."""
-        if key != self._brokers.store.encode():
+        if key != self._key and not key.startswith(self._key + _HELD):
             raise StoreError(
                 f"store {self._brokers.store}: {self.topic} has messages that are not this store's: another store, or another program, writes there",
                 retryable=False,
@@ -174,8 +210,10 @@ class Ledger:
 
     def _standing(self, value: bytes) -> EventStanding:
         try:
-            return EventStanding.of(json.loads(value))
-        except (ValueError, KeyError, TypeError, RecursionError):
+            found = json.loads(value)
+            self._held = int(found.get("held", 0))
+            return EventStanding.of(found)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise StoreError(
                 f"store {self._brokers.store}: the last message of {self.topic} is not one that we wrote",
                 retryable=False,

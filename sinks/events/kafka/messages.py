@@ -6,6 +6,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+
 from sinks.events.event import EventBatch
 from sinks.events.kafka.options import Options
 
@@ -25,6 +29,14 @@ def messages(events: EventBatch, options: Options) -> Iterator[tuple[int, dict[s
         yield position, message
         if options.writes_tombstones and op == "delete" and key is not None:
             yield position, keyed | {"value": None}
+
+
+def sizes_of(events: EventBatch) -> npt.NDArray[np.int64]:
+    """The bytes of each event's key, value and headers, or a few more: headers are counted as they were written."""
+    found = np.zeros(len(events), np.int64)
+    for name in ("key", "body", "headers", "id"):
+        found += pc.binary_length(events.column(name)).fill_null(0).to_numpy(zero_copy_only=False)
+    return found
 
 
 def _headers(event_id: str, written: str | None) -> Headers:

@@ -7,21 +7,27 @@ transactional id is the store's, so that the brokers take nothing more of an ear
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
 from cdc.model.position import Cut, Position
 from cdc.model.topic import TopicSchema
-from sinks.contract import EpochPassed, Outcome, Traits
+from sinks.contract import EpochPassed, Traits
 from sinks.events.event import EventBatch
+from sinks.events.heldback import queue_names
 from sinks.events.kafka.client import Brokers, TakenOver, require_client
 from sinks.events.kafka.ledger import Ledger, create
-from sinks.events.kafka.messages import messages
+from sinks.events.kafka.limits import Limits
+from sinks.events.kafka.messages import messages, sizes_of
 from sinks.events.kafka.options import Options, is_legal
+from sinks.events.markedchannel import MarkedChannel
 from sinks.events.sink import TRAITS, EventSink
 from sinks.events.standing import EventStanding
 
@@ -31,17 +37,24 @@ if TYPE_CHECKING:
 TRANSACTION_BYTES: Final = 16 << 20
 """A commit with more goes in several transactions, so that none takes longer than the brokers wait for its end."""
 TRANSACTION_EVENTS: Final = 50_000
+BATCH_BYTES: Final = 1_000_000
+"""As many go to a broker at once, of one partition, until a topic has refused that."""
+FRAME_BYTES: Final = 200
+"""What a message has beside key, value and headers, and its batch around it, is less."""
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 """As long as readers may have to wait for a writer that stands still."""
+_LOOK_S: Final = 0.005
 _SETTLES_S: Final = 5.0
 """How long what was committed, or created, may take to be seen: usually a moment."""
 
 
-class KafkaChannel:
+class KafkaChannel(MarkedChannel):
     """See ``sinks.events.sink.Channel``. What was delivered is there once ``commit`` has returned, or the transaction before it is full."""
 
     def __init__(self, store: str, options: Options) -> None:
-        self._store = store
+        super().__init__(store)
+        self._limits = Limits(BATCH_BYTES)
+        """Outlasts ``close``."""
         self._options = options
         self._brokers = Brokers(store, options)
         self._ledger = Ledger(self._brokers)
@@ -49,9 +62,13 @@ class KafkaChannel:
         """What the ledger said when it was asked last."""
         self._producer: Producer | None = None
         self._known: EventStanding | None = None
+        self._said: EventStanding | None = None
+        """What this writer has committed last."""
         self._open = Filling()
         self._partitions: dict[str, int] = {}
         self._failed: tuple[KafkaError, str] | None = None
+        self._too_long = 0
+        """The longest message of those that a broker has found too long."""
 
     def standing(self) -> EventStanding | None:
         deadline = time.monotonic() + _SETTLES_S
@@ -65,10 +82,16 @@ class KafkaChannel:
             time.sleep(0.01)
 
     def begin(self, standing: EventStanding) -> None:
-        from confluent_kafka import Producer
-
         self._ledger.make()
         self._known = standing
+        self._start_producer(self._found)
+        self._take_hold()
+        self._commit(standing)
+
+    def _start_producer(self, said: EventStanding | None) -> None:
+        """Ends whatever transaction is open. ``said``: as the ledger has to be, else another writer has been at work."""
+        from confluent_kafka import Producer
+
         settings = self._brokers.settings(
             **{
                 "transactional.id": self._ledger.topic,
@@ -76,6 +99,7 @@ class KafkaChannel:
                 "partitioner": "murmur2_random",  # as Java's producers divide keys
                 "compression.type": self._options.compression,
                 "message.max.bytes": self._options.message_bytes_max,
+                "batch.size": self._limits.batch_bytes,
                 "linger.ms": 5,
                 "delivery.report.only.error": True,
                 "on_delivery": self._delivered,
@@ -86,20 +110,84 @@ class KafkaChannel:
             self._producer = producer = Producer(settings)
             producer.init_transactions(self._options.timeout_s)
         crashpoint("kafka.begun")
-        if self._ledger.settled() != self._found:  # in the moment before the other was shut out
+        if self._ledger.settled() != said:  # in the moment before the other was shut out
             raise self._outdone()
-        self._commit(standing)
 
-    def deliver(self, events: EventBatch, upto: Position) -> Outcome:
+    def _kept(self) -> Mapping[str, str]:
+        return self._ledger.kept()
+
+    def _unfit(self, events: EventBatch) -> Mapping[int, str]:
+        most = self._options.message_bytes_max - FRAME_BYTES
+        return {
+            row: f"it has {size} bytes with key and headers, and a message may have {most} (message_bytes_max)"
+            for row, size in _beyond(sizes_of(events), most)
+        }
+
+    def _doubtful(self, events: EventBatch) -> int:
+        """Those that are as long as one that a broker has found too long."""
+        if not self._limits.known:
+            return len(events)
+        longest = [self._limits.longest_of(self._options.topic_of(one)) for one in events.column("topic").to_pylist()]
+        return int(next(iter(np.flatnonzero(sizes_of(events) >= np.array(longest, np.int64))), len(events)))
+
+    def _hand_over(self, events: EventBatch, upto: Position) -> None:
+        left = events
+        while len(left):
+            sure = self._doubtful(left)
+            self._put_all(left.slice(0, sure))
+            if sure == len(left):
+                break
+            one, left = left.slice(sure, 1), left.slice(sure + 1, len(left) - sure - 1)
+            position = int(one.positions[0])
+            self._known = replace(self._writer(), progress=Position(position - 1))
+            if self._open.begun:
+                self._commit(self._known)
+            refused = self._send_alone(one, lambda: None, Position(position))
+            if refused is not None:
+                topic, queue = one.column("topic")[0].as_py(), queue_names(one)[0].as_py()
+                self._holding.set_aside((topic, position), queue, refused)
+                left = self._holding.divide(left, {}, bounded=False).free
+        crashpoint("kafka.sent")
+        self._known = replace(self._writer(), progress=upto)
+        if self._open.full:
+            self._commit(self._known)
+
+    def _send_again(self, events: EventBatch, taken: Callable[[], None]) -> str | None:
         known = self._writer()
+        if self._open.begun:
+            self._commit(known)
+        return self._send_alone(events, taken, known.progress)
+
+    def _send_alone(self, events: EventBatch, taken: Callable[[], None], upto: Position) -> str | None:
+        """In a transaction of their own. Returns why not, where the one event, or the first of them, is too long for the topic."""
+        assert self._producer is not None
+        try:
+            self._put_all(events)
+            with self._errors():
+                self._await_taken()
+        except StoreError:
+            if not self._too_long or len(events) > 1:
+                raise
+            self._producer.purge()
+            self._failed, self._too_long, self._open = None, 0, Filling()
+            self._start_producer(self._said)  # the same one would go on behind the numbers that the broker has not taken
+            topic, size = self._options.topic_of(events.column("topic")[0].as_py()), int(sizes_of(events)[0])
+            self._limits.refused(topic, size)
+            return f"it has {size} bytes with key and headers, and the topic takes no message of that length (max.message.bytes)"
+        if len(events) == 1:
+            self._limits.taken(self._options.topic_of(events.column("topic")[0].as_py()), int(sizes_of(events)[0]))
+        taken()
+        self._commit(replace(self._writer(), progress=upto))
+        return None
+
+    def _put_all(self, events: EventBatch) -> None:
         with self._errors():
             for position, message in messages(events, self._options):
                 self._put(position, message)
-        crashpoint("kafka.sent")
-        self._known = replace(known, progress=upto)
-        if self._open.full:
-            self._commit(self._known)
-        return Outcome(len(events))
+
+    def _settle(self) -> None:
+        if self._open.begun or self._holding.has_changed:
+            self._commit(self._writer())
 
     def commit(self, cut: Cut) -> None:
         self._commit(self._writer().at(cut))
@@ -112,7 +200,9 @@ class KafkaChannel:
             # What it has begun ends when the next one begins, or by itself: whoever waited for the brokers here might wait long.
             self._producer.purge()
         self._producer = self._known = self._failed = None
+        self._too_long = 0
         self._open = Filling()
+        self._let_go()
         self._partitions.clear()
         self._ledger.close()
 
@@ -161,12 +251,24 @@ class KafkaChannel:
         assert self._producer is not None
         with self._errors():
             self._begin_transaction()
-            self._producer.produce(**self._ledger.message(standing))
+            held = self._holding
+            for message in self._ledger.messages(standing, held.changes(), len(held)):
+                self._produce(message)
+            self._await_taken()
             crashpoint("kafka.before_commit")
             self._producer.commit_transaction(self._options.timeout_s)
         crashpoint("kafka.committed")
         self._open = Filling()
-        self._known = standing
+        self._known = self._said = standing
+
+    def _await_taken(self) -> None:
+        """Waits until the brokers have taken what is on its way. Raises as soon as they have refused a message, of which a commit tells only when its time is over."""
+        assert self._producer is not None
+        deadline = time.monotonic() + self._options.timeout_s
+        while len(self._producer) and time.monotonic() < deadline:
+            self._producer.poll(_LOOK_S)
+            self._refuse_failed()
+        self._refuse_failed()
 
     def _begin_transaction(self) -> None:
         assert self._producer is not None
@@ -196,10 +298,16 @@ class KafkaChannel:
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and self._failed is None and error.name() not in ("_PURGE_QUEUE", "_PURGE_INFLIGHT"):
             self._failed = (error, message.topic() or "")
+        if error is not None and error.name() == "MSG_SIZE_TOO_LARGE":
+            self._too_long = max(self._too_long, len(message.value() or b"") + len(message.key() or b""))
 
     def _refuse_failed(self) -> None:
-        if self._failed is not None:
-            raise self._brokers.refused(*self._failed)
+        if self._failed is None:
+            return
+        error, topic = self._failed
+        if self._too_long:
+            self._limits.failed(topic, self._too_long)
+        raise self._brokers.refused(error, topic)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -223,6 +331,10 @@ class KafkaChannel:
         if seen is not None and seen.epoch > self._writer().epoch:
             return EpochPassed(self._store, seen.epoch)
         return StoreError(f"store {self._store}: another writer has been at work meanwhile: it is opened again", retryable=True)
+
+
+def _beyond(sizes: npt.NDArray[np.int64], most: int) -> list[tuple[int, int]]:
+    return [(row, int(sizes[row])) for row in np.flatnonzero(sizes > most).tolist()]
 
 
 class Filling:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
@@ -16,12 +18,13 @@ from sinks.cache.resp import add_item_sizes, put_items
 from sinks.cache.server import Server
 from sinks.cache.transactions import fields_of
 from sinks.cache.wire import Reply, bulk, command
-from sinks.contract import EpochPassed, Outcome, Traits
-from sinks.events.event import EventBatch
+from sinks.contract import EpochPassed, Traits
+from sinks.events.event import NO_EVENTS, EventBatch
 from sinks.events.eventcolumns import moments
+from sinks.events.markedchannel import MarkedChannel
 from sinks.events.redisstream import script
 from sinks.events.redisstream.options import Options
-from sinks.events.redisstream.script import ledger_key
+from sinks.events.redisstream.script import held_key, ledger_key
 from sinks.events.sink import TRAITS, EventSink
 from sinks.events.standing import EventStanding
 from sinks.render.texts import Texts, raw_texts
@@ -32,17 +35,24 @@ CALL_BYTES: Final = 1 << 20
 """Beyond so many a call has one event only."""
 FIELDS: Final = ("id", "topic", "op", "type", "key", "time", "headers", "body")
 """An entry's fields; one that is NULL is left out."""
+_TEXTS: Final = tuple(name for name in FIELDS if name != "time")
 _ALL: Final = np.empty(0, np.uint8)
 
 
-class StreamChannel:
+BULK_BYTES_MAX: Final = 512 << 20
+"""The longest text that a server takes which does not say."""
+ENTRY_BYTES_MAX: Final = (1 << 30) - (1 << 20)
+"""All texts of an entry together: a stream has no room for more."""
+
+
+class StreamChannel(MarkedChannel):
     """See ``sinks.events.sink.Channel``."""
 
     def __init__(self, store: str, options: Options) -> None:
-        self._store = store
+        super().__init__(store)
         self._options = options
         self._server = Server(store, options)
-        self._ledger = ledger_key(store)
+        self._ledger, self._held_at = ledger_key(store), held_key(store)
         self._known: EventStanding | None = None
 
     def standing(self) -> EventStanding | None:
@@ -65,15 +75,49 @@ class StreamChannel:
         self._server.refuse_unfit()
         fields = [item for pair in standing.to_fields().items() for item in pair]
         self._done(self._call(script.BEGIN, [self._ledger], standing.epoch, *fields))
+        self._take_hold()
         self._known = standing
 
-    def deliver(self, events: EventBatch, upto: Position) -> Outcome:
-        known = self._writer()
-        at = int(known.progress)
+    def _kept(self) -> Mapping[str, str]:
+        with self._server.errors():
+            wire = self._server.wire
+            wire.send(command("HGETALL", self._held_at))
+            return fields_of(wire.reply())
+
+    def _unfit(self, events: EventBatch) -> Mapping[int, str]:
+        longest = self._server.value_bytes_max or BULK_BYTES_MAX
+        found: dict[int, str] = {}
+        whole = np.zeros(len(events), np.int64)
+        for name in _TEXTS:
+            sizes = pc.binary_length(events.column(name)).fill_null(0).to_numpy(zero_copy_only=False)
+            whole += sizes
+            for row in np.flatnonzero(sizes > longest).tolist():
+                found.setdefault(
+                    row,
+                    f"its {name} has {sizes[row]} bytes, and the server takes no text of more than {longest} (proto-max-bulk-len)",
+                )
+        for row in np.flatnonzero(whole > ENTRY_BYTES_MAX).tolist():
+            found.setdefault(row, f"it has {whole[row]} bytes, and an entry of a stream may have {ENTRY_BYTES_MAX}")
+        return found
+
+    def _hand_over(self, events: EventBatch, upto: Position) -> None:
+        self._send(events, upto)
+        self._known = replace(self._writer(), progress=upto)
+
+    def _send_again(self, events: EventBatch, taken: Callable[[], None]) -> str | None:
+        taken()
+        self._send(events, self._writer().progress)
+        return None
+
+    def _settle(self) -> None:
+        if self._holding.has_changed:
+            self._send(NO_EVENTS, self._writer().progress)
+
+    def _send(self, events: EventBatch, upto: Position) -> None:
         with self._server.errors():
             wire = self._server.wire
             waiting = 0
-            for data in self._calls(events, at, int(upto)):
+            for data in self._calls(events, int(self._writer().progress), int(upto)):
                 wire.send(data)
                 crashpoint("redisstream.sent")
                 if waiting:
@@ -81,8 +125,6 @@ class StreamChannel:
                 waiting = 1
             if waiting:
                 self._done(wire.reply())
-        self._known = EventStanding(known.log, known.history, known.epoch, known.cut, upto, known.began)
-        return Outcome(len(events))
 
     def commit(self, cut: Cut) -> None:
         known = self._writer()
@@ -94,11 +136,12 @@ class StreamChannel:
     def erase(self) -> None:
         with self._server.errors():
             wire = self._server.wire
-            wire.send(command("DEL", self._ledger))
+            wire.send(command("DEL", self._ledger, self._held_at))
             wire.reply()
 
     def close(self) -> None:
         self._known = None
+        self._let_go()
         self._server.close()
 
     def _writer(self) -> EventStanding:
@@ -143,28 +186,24 @@ class StreamChannel:
         known, count = self._writer(), len(events)
         topics = events.column("topic").dictionary_encode()
         streams = list(dict.fromkeys(map(self._options.stream_of, topics.dictionary.to_pylist())))
-        at = np.array([2 + streams.index(self._options.stream_of(one)) for one in topics.dictionary.to_pylist()], np.int64)
+        at = np.array([3 + streams.index(self._options.stream_of(one)) for one in topics.dictionary.to_pylist()], np.int64)
         entries = _entries(events, at[topics.indices.to_numpy()])
-        keys = [self._ledger, *streams]
-        for first, end in _stretches(entries.offsets):
+        keys = [self._ledger, self._held_at, *streams]
+        changes = self._holding.changes()
+        kept = [item for pair in changes.items() if pair[1] is not None for item in pair]
+        gone = [one for one, text in changes.items() if text is None]
+        for first, end in _stretches(entries.offsets) or [(0, 0)]:
             to = int(events.positions[end - 1]) if end < count else upto
+            again = after == upto
             head = [
-                "EVAL",
-                script.DELIVER,
-                len(keys),
-                *keys,
-                known.log,
-                known.history,
-                known.epoch,
-                after,
-                to,
-                self._options.maxlen or 0,
+                *("EVAL", script.DELIVER, len(keys), *keys, known.log, known.history, known.epoch),
+                *(after, after if again else to, self._options.maxlen or 0, len(kept) // 2, len(gone), *kept, *gone),
             ]
             start, stop = entries.texts.offsets[first], entries.texts.offsets[end]
             items = len(head) + int(entries.items[first:end].sum())
             words = [item if isinstance(item, bytes) else str(item).encode() for item in head]
             yield b"*%d\r\n" % items + b"".join(map(bulk, words)) + entries.texts.data[start:stop].tobytes()
-            after = to
+            after, kept, gone = after if again else to, [], []
 
 
 class _Entries:

@@ -4,6 +4,9 @@ The ledger (``ledger_key``) is a hash beside the streams, lost and restored toge
 (from, to] of the log that it brings, and is taken if the ledger's progress is exactly ``from`` and its writer's epoch is the highest. So a call that was carried
 out and is sent again, or comes from somebody who was replaced meanwhile, adds nothing; and one that comes where the call before it was not taken is a gap, and adds
 nothing either. A script that has begun to write is not rolled back: everything that could fail is asked before the first entry, and the progress goes last.
+
+Beside the ledger lies a hash of what is held back (``held_key``, ``sinks.events.heldback``), which each call changes together with what it brings. An event that was
+held back and goes on after all comes behind entries of later positions: its id is the progress of that moment and a number that rises (``1042-3``).
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ if held[4] ~= ARGV[4] then
   return {'GAP'}
 end
 local from = tonumber(ARGV[4])
-for k = 2, #KEYS do
+for k = 3, #KEYS do
   local kind = redis.call('TYPE', KEYS[k]).ok
   if kind ~= 'none' and kind ~= 'stream' then return {'ODD', KEYS[k]} end
   if kind == 'stream' then
@@ -42,13 +45,20 @@ for k = 2, #KEYS do
     end
   end
 end
-local at = 7
+local at = 9 + 2 * tonumber(ARGV[7]) + tonumber(ARGV[8])
+for n = 9, 7 + 2 * tonumber(ARGV[7]), 2 do redis.call('HSET', KEYS[2], ARGV[n], ARGV[n + 1]) end
+for n = 9 + 2 * tonumber(ARGV[7]), at - 1 do redis.call('HDEL', KEYS[2], ARGV[n]) end
+local again = ARGV[4] == ARGV[5]
 while at <= #ARGV do
   local entry = {'XADD', KEYS[tonumber(ARGV[at])]}
   if ARGV[6] ~= '0' then
     entry[3], entry[4], entry[5] = 'MAXLEN', '~', ARGV[6]
   end
-  entry[#entry + 1] = ARGV[at + 1] .. '-0'
+  if again then
+    entry[#entry + 1] = ARGV[4] .. '-' .. redis.call('HINCRBY', KEYS[1], 'again', 1)
+  else
+    entry[#entry + 1] = ARGV[at + 1] .. '-0'
+  end
   local count = tonumber(ARGV[at + 2])
   for n = at + 3, at + 2 + count do entry[#entry + 1] = ARGV[n] end
   redis.call(unpack(entry))
@@ -57,8 +67,9 @@ end
 redis.call('HSET', KEYS[1], 'progress', ARGV[5])
 return {'DONE'}
 """
-"""KEYS: the ledger, the streams. ARGV: log, history, epoch, from, to, how many entries stay (0: all); then of each entry the number of its stream in
-KEYS, its position, how many texts follow, and these."""
+"""KEYS: the ledger, what is held back, the streams. ARGV: log, history, epoch, from, to (the same: all entries are of events that were held back), how many entries stay
+(0: all), how many texts are held back from here on and how many no longer are; each id with its text, each id; then of each entry the number of its stream in KEYS, its
+position, how many texts follow, and these."""
 
 NOTE: Final = """
 local held = redis.call('HMGET', KEYS[1], 'log', 'history', 'epoch', 'progress')
@@ -85,3 +96,7 @@ return {'DONE'}
 
 def ledger_key(store: str) -> str:
     return f"cdc:{{{store}}}:events"
+
+
+def held_key(store: str) -> str:
+    return f"cdc:{{{store}}}:events:held"

@@ -22,25 +22,23 @@ from cdc.model.position import Cut, Position
 from sinks.contract import EpochPassed, Outcome
 from sinks.deadletters import Letter, Letters, LetterState, check_share
 from sinks.events.event import EventBatch
+from sinks.events.heldback import GONE, LETTERS_MIN, SHARE_MAX, WAITING_MAX, At, letter_at, letter_id, queue_names, too_many_wait
+from sinks.events.sink import Recall
 from sinks.events.standing import EventStanding
 from sinks.events.webhook.address import PLACES, Unaddressed
 from sinks.events.webhook.courier import Courier
-from sinks.events.webhook.deliveries import At, Deliveries, EventRequest, Outgoing, RequestRules
+from sinks.events.webhook.deliveries import Deliveries, EventRequest, Outgoing, RequestRules
+from sinks.events.webhook.eventheaders import as_headers
 from sinks.events.webhook.kept import KeptDeliveries, KeptFile, Tried, Waiting
 from sinks.events.webhook.options import Options
 from sinks.events.webhook.receiver import Receiver
 from sinks.events.webhook.verdict import RequestFate, RequestVerdict, silent
 from sinks.retry import down
 
-WAITING_MAX: Final = 10_000
-"""Events that were not taken yet, or stand behind a dead letter. Beyond so many the store reads no further."""
 SAVE_S: Final = 1.0
 """While many events are delivered in one go the file is written so often."""
 STEP: Final = 200
 """So many events are handed over at once."""
-SHARE_MAX: Final = 0.5
-LETTERS_MIN: Final = 100
-"""A receiver that refuses more than this share of a stretch, and more than so many events, is at fault itself."""
 PATIENCE_S: Final = 3600.0
 
 
@@ -101,27 +99,23 @@ class WebhookChannel:
         kept = self._file.kept
         return Position(kept.waiting[0].position) if kept is not None and kept.waiting else None
 
-    @property
-    def lacking(self) -> Mapping[str, list[int]]:
-        """Positions by topic of the events that are waiting, and that ``resume`` needs."""
-        found: dict[str, list[int]] = {}
+    def resume(self, recall: Recall) -> None:
+        """Begins to send, first of all what was waiting. What is gone from the log becomes a letter."""
+        wanted: dict[str, list[int]] = {}
         for one in self._lacking:
-            found.setdefault(one.topic, []).append(one.position)
-        return found
-
-    def resume(self, events: Iterable[EventBatch]) -> None:
-        """Begins to send, first of all what was waiting (``lacking``). What is not among ``events`` is gone from the log, and becomes a letter."""
+            wanted.setdefault(one.topic, []).append(one.position)
         with self._begun.held() as deliveries:
             if self._lacking:
                 assert self._file.kept is not None
-                self._restore(deliveries, self._file.kept, sorted(self._outgoing(events), key=lambda one: one.position))
+                events = sorted(self._outgoing(recall(wanted)), key=lambda one: one.position)
+                self._restore(deliveries, self._file.kept, events)
                 self._lacking = ()
         self._begun.start()
 
     def _restore(self, deliveries: Deliveries, kept: KeptDeliveries, found: Sequence[Outgoing]) -> None:
         here = {one.at: one for one in found}
         for lost in [one for one in kept.waiting if (one.topic, one.position) not in here]:
-            gone = Outgoing(lost.topic, lost.position, f"{lost.topic}:{lost.position}", f"@{lost.position}", "", b"", _GONE)
+            gone = Outgoing(lost.topic, lost.position, f"{lost.topic}:{lost.position}", f"@{lost.position}", "", b"", GONE)
             here[gone.at] = gone
         deliveries.add(sorted(here.values(), key=lambda one: one.position))
         carried: dict[int, list[Outgoing]] = {}
@@ -203,7 +197,7 @@ class WebhookChannel:
         with self._begun.held() as deliveries:
             for one in ids:
                 if (letter := self._letters.by_id.get(one)) is not None:
-                    deliveries.drop(_at(letter))
+                    deliveries.drop(letter_at(letter))
         self._letters.remove(ids)
         self._save()
 
@@ -244,16 +238,15 @@ class WebhookChannel:
         address = self._options.address
         found = []
         for one in events:
-            for event in one.rows.to_pylist():
+            for event, queue in zip(one.rows.to_pylist(), queue_names(one).to_pylist(), strict=True):
                 target, why = "", None
                 try:
                     target = address.target({place: event[place] for place in PLACES})
                 except Unaddressed as error:
                     why = str(error)
-                group = event["group"]  # a TRUNCATE has none: nothing waits for it
-                queue = f"@{event['position']}" if group is None else f"{event['topic']}\n{group}"
                 body = event["body"] or b""
-                found.append(Outgoing(event["topic"], event["position"], event["id"], queue, target, body, why))
+                headers = tuple(as_headers(event["headers"]).items()) if self._options.batch == 1 else ()
+                found.append(Outgoing(event["topic"], event["position"], event["id"], queue, target, body, why, headers))
         return found
 
     def _make_room(self) -> None:
@@ -279,11 +272,7 @@ class WebhookChannel:
                 retryable=True,
                 hint="events go on by themselves",
             )
-        raise StoreError(
-            f"store {self._store}: {count} events have not been taken by {self._where}, or wait behind a dead letter of their key",
-            retryable=True,
-            hint=f"see which, and why: cdc dlq ls {self._store}; then cdc dlq replay or drop",
-        )
+        raise too_many_wait(self._store, count, self._where)
 
     def _is_full(self, deliveries: Deliveries) -> bool:
         return len(deliveries) >= WAITING_MAX or deliveries.bytes >= self._options.staged_bytes
@@ -336,20 +325,13 @@ class WebhookChannel:
 
     def _note_letters(self, aside: Mapping[At, str]) -> None:
         """Letters of what was set aside since."""
-        there = {_at(one): one for one in self._letters.all}
+        there = {letter_at(one): one for one in self._letters.all}
         fresh = []
         for at, reason in aside.items():
             known = there.get(at)
             if known is None or known.state is not LetterState.ASIDE:
-                fresh.append(Letter(at[0], Position(at[1]), reason, key=f"{at[0]}@{at[1]}", at_s=time.time()))
+                fresh.append(Letter(at[0], Position(at[1]), reason, key=letter_id(at), at_s=time.time()))
             elif known.reason != reason:
                 fresh.append(replace(known, reason=reason))
         if fresh:
             self._letters.add(fresh)
-
-
-_GONE: Final = "the log no longer has this change, or the store no longer asks for it (`when`)"
-
-
-def _at(letter: Letter) -> At:
-    return letter.table, int(letter.position)

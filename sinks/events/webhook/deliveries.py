@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
+from sinks.events.heldback import At
 from sinks.events.webhook.retries import Retry
 from sinks.events.webhook.verdict import RequestFate, RequestVerdict
 
@@ -31,13 +32,10 @@ DOWN_AFTER: Final = 4
 ASK_AGAIN_S: Final = 15.0
 """The longest pause between two questions whether it is back."""
 
-At = tuple[str, int]
-"""An event's topic and position."""
-
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One event on its way. ``target``: path and query. ``unaddressed``: why it has none."""
+    """One event on its way. ``target``: path and query. ``unaddressed``: why it has none. ``headers``: of a request that carries it alone."""
 
     topic: str
     position: int
@@ -46,6 +44,7 @@ class Outgoing:
     target: str
     body: bytes
     unaddressed: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
 
     @property
     def at(self) -> At:

@@ -43,7 +43,8 @@ class Receiver:
             keys = [key_of(one.get_secret_value()) for one in self._options.secrets]
         except ValueError as error:  # it stands in a file, which was written again
             return RequestVerdict(RequestFate.AGAIN, f"a secret {error}")
-        headers = self._common | signed(request.id, self._now(), body, keys)
+        own = dict(request.events[0].headers) if len(request.events) == 1 else {}
+        headers = own | self._common | signed(request.id, self._now(), body, keys)
         try:
             answer = self._pool.urlopen(
                 "POST",
