@@ -17,9 +17,10 @@ from cdc.model.lineage import Lineage
 from cdc.model.position import START, ZERO_CUT, Cut
 from cdc.model.topic import TopicSchema
 from sinks.contract import EpochPassed, Outcome, TopicAsOf
+from sinks.rowversions import history_topic
 from sinks.sql import ledger, ownership
 from sinks.sql.dialect import SqlSession, TargetDatabase
-from sinks.sql.history import HistoryWriter, history_place, history_topic
+from sinks.sql.history import HistoryWriter, history_place
 from sinks.sql.names import TableSign, TargetPlace, place_of
 from sinks.sql.options import Options
 from sinks.sql.rowwriter import SqlRowWriter

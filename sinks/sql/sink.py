@@ -24,11 +24,12 @@ from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, TopicAsOf, Traits
 from sinks.render.rowtext import row_text
+from sinks.rowversions import history_topic, refuse
 from sinks.sql import ledger, ownership
 from sinks.sql.choice import dialect_of
 from sinks.sql.dialect import SqlSession
 from sinks.sql.extent import SqlExtent
-from sinks.sql.history import HistoryWriter, history_place, history_topic, refuse
+from sinks.sql.history import HistoryWriter, history_place
 from sinks.sql.ledger import SqlLedger, TableEntry
 from sinks.sql.names import TargetPlace, place_of
 from sinks.sql.options import Options
@@ -150,7 +151,7 @@ class SqlSink:
             database.close()
 
     def _refuse_columns(self, schema: TopicSchema) -> None:
-        self.options.own_columns(schema.topic).refuse(self.name, schema)
+        self.options.refuse_own_names(self.name, schema)
         if self.options.history_of(schema.topic):
             refuse(self.name, schema)
 
