@@ -19,14 +19,14 @@ from sinks.warehouse.keycache import KeyCache
 from sinks.warehouse.keys import Int64s, KeyPlan, Mask, encode, key_plan
 from sinks.warehouse.marks import TABLE_KEY
 from sinks.warehouse.options import Options
-from sinks.warehouse.owncolumns import OwnColumns
+from sinks.warehouse.owncolumns import OwnFields
 from sinks.warehouse.tablefiles import NO, Live, TableFiles
 
 
 class DeletedRows:
     """Of one table. The keys of all rows that are written are in memory meanwhile: 8 bytes each where they are numbers, else their text."""
 
-    def __init__(self, table: IcebergTable, options: Options, own: OwnColumns, schema: TopicSchema, plan: KeyPlan) -> None:
+    def __init__(self, table: IcebergTable, options: Options, own: OwnFields, schema: TopicSchema, plan: KeyPlan) -> None:
         self._files = TableFiles(table, KeyCache(options.key_cache_bytes), own=own)
         self._schema, self._plan = schema, plan
         self._written: list[Int64s | pa.Array] = []

@@ -27,8 +27,8 @@ from sinks.rowversions import FROM, FROM_POSITION, SPAN, TO, TO_POSITION, Versio
 from sinks.warehouse import datafiles
 from sinks.warehouse.catalog import Pending
 from sinks.warehouse.columns import arrow_schema, first_schema, parse_schema, to_rows, to_text
+from sinks.warehouse.deletionplan import equal_texts
 from sinks.warehouse.keys import Int64s, KeyPlan, Mask, encode, select
-from sinks.warehouse.marking import equal_texts
 from sinks.warehouse.names import safe
 from sinks.warehouse.place import CommitPlan, TablePlace
 from sinks.warehouse.tablefiles import Live

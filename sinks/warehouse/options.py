@@ -8,7 +8,7 @@ from typing import Final, Self
 from pydantic import Field, model_validator
 
 from sinks.warehouse.catalogoptions import CatalogOptions
-from sinks.warehouse.owncolumns import OwnColumns
+from sinks.warehouse.owncolumns import OwnFields
 
 MB: Final = 2**20
 
@@ -57,9 +57,9 @@ class Options(CatalogOptions):
             raise ValueError("pointer lies in path, where a reader of path would take it for a namespace; name one beside path")
         return self
 
-    def own_columns(self, topic: str) -> OwnColumns:
+    def own_columns(self, topic: str) -> OwnFields:
         """The columns that the topic's table has beside the source's."""
-        return OwnColumns(self.deleted_of(topic), self.loaded_at_of(topic))
+        return OwnFields(self.deleted_of(topic), self.loaded_at_of(topic))
 
     @property
     def generational(self) -> bool:

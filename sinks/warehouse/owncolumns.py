@@ -26,7 +26,7 @@ def is_own(field: IcebergField) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnColumns:
+class OwnFields:
     """Their names; None: there is none."""
 
     deleted: str | None = None

@@ -51,13 +51,13 @@ from sinks.warehouse.columns import (
     to_rows,
     to_text,
 )
+from sinks.warehouse.deletionplan import Marking
 from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.keycache import KeyCache
 from sinks.warehouse.keys import FileKeys, Int64s, concatenate
-from sinks.warehouse.marking import Marking
 from sinks.warehouse.marks import TABLE_KEY, Signed
 from sinks.warehouse.options import Options
-from sinks.warehouse.owncolumns import OwnColumns
+from sinks.warehouse.owncolumns import OwnFields
 from sinks.warehouse.tablefiles import NO, Live, TableFiles
 from sinks.warehouse.upserts import UpsertGroup, final, groups
 from sinks.warehouse.vectors import puffin, union
@@ -93,7 +93,7 @@ class TablePlace(TableFiles):
         options: Options,
         cache: KeyCache,
         writer: str = "",
-        own: OwnColumns = OwnColumns(),  # noqa: B008  # frozen
+        own: OwnFields = OwnFields(),  # noqa: B008  # frozen
     ) -> None:
         """See ``TableFiles``."""
         super().__init__(table, cache, writer, own)

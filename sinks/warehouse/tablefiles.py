@@ -21,7 +21,7 @@ from sinks.warehouse.columns import IcebergField, arrow_schema, labels, to_text
 from sinks.warehouse.disk import reading
 from sinks.warehouse.keycache import KeyCache
 from sinks.warehouse.keys import FileKeys, Int64s, KeyPlan, encode
-from sinks.warehouse.owncolumns import OwnColumns
+from sinks.warehouse.owncolumns import OwnFields
 from sinks.warehouse.storage import Storage
 from sinks.warehouse.vectors import decode
 
@@ -43,7 +43,7 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StandingRows:
     """Rows of a table, and where each stands. ``files``: the number, in ``paths``, of the file that it is in."""
 
     rows: pa.Table
@@ -62,7 +62,7 @@ class Standing:
 class TableFiles:
     """Not thread-safe."""
 
-    def __init__(self, table: IcebergTable, cache: KeyCache, writer: str = "", own: OwnColumns = OwnColumns()) -> None:  # noqa: B008  # frozen
+    def __init__(self, table: IcebergTable, cache: KeyCache, writer: str = "", own: OwnFields = OwnFields()) -> None:  # noqa: B008  # frozen
         """``writer``: whose name new files carry; whoever only reads needs none. ``own``: the columns that the table has beside the source's."""
         self.iceberg = table
         self.own = own
@@ -163,7 +163,7 @@ class TableFiles:
         rows = self._read(path, [field for field in self._fields if field.name in names])
         return to_text(unmarked(rows.take(pa.array(kept)), mark), schema)
 
-    def standing(self, hits: Mapping[str, Int64s], fields: Sequence[IcebergField]) -> Standing:
+    def standing(self, hits: Mapping[str, Int64s], fields: Sequence[IcebergField]) -> StandingRows:
         """The live rows at these positions, with these columns. Reads the row groups that they stand in, and no others."""
         paths, tables, files, positions = tuple(hits), [], [_NONE_GONE], [_NONE_GONE]
         for number, path in enumerate(paths):
@@ -172,7 +172,9 @@ class TableFiles:
             files.append(np.full(len(there), number, np.int64))
             positions.append(there)
         schema = arrow_schema(fields)
-        return Standing(pa.concat_tables([schema.empty_table(), *tables]), paths, np.concatenate(files), np.concatenate(positions))
+        return StandingRows(
+            pa.concat_tables([schema.empty_table(), *tables]), paths, np.concatenate(files), np.concatenate(positions)
+        )
 
     def keys_of(self, rows: pa.Table, plan: KeyPlan, schema: TopicSchema) -> Int64s | pa.Array:
         """The keys of rows that have all of the table's columns."""
@@ -189,7 +191,7 @@ class TableFiles:
 
 
 def unmarked(rows: pa.Table, mark: IcebergField | None) -> pa.Table:
-    """The rows without those that are marked as deleted. ``mark``: the column that says so (``OwnColumns.mark_of``)."""
+    """The rows without those that are marked as deleted. ``mark``: the column that says so (``OwnFields.mark_of``)."""
     return rows if mark is None else rows.filter(pc.invert(rows.column(mark.name).fill_null(NO)))
 
 

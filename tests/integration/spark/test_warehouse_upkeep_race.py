@@ -23,6 +23,7 @@ from cdc.model.batch import Op
 from cdc.model.topic import TopicSchema
 from sinks.sparksession import use_session
 from sinks.warehouse import Options, Warehouse, leftovers, upkeep
+from sinks.warehouse.tablescan import live_rows
 from tests.contract.rows import ORDERS, batch, order
 from tests.integration.spark.traffic import held
 from tests.lakes import Lake
@@ -39,6 +40,8 @@ class Yard:
     name: str = field(default_factory=lambda: f"wh{uuid.uuid4().hex[:8]}")
     log: LooseLog = field(default_factory=LooseLog)
     model: dict[int, str] = field(default_factory=dict)
+    truth: dict[int, dict[int, str]] = field(default_factory=dict)
+    """The rows as of each cut's position."""
     versions: int = 0
     position: int = 0
     errors: list[BaseException] = field(default_factory=list)
@@ -63,6 +66,7 @@ class Yard:
                 self.model.pop(key, None)
             else:
                 self.model[key] = f"v{self.position}"
+        self.truth[self.position] = dict(self.model)
         self.log.put(batch(ORDERS, changes))
         sink.apply(batch(ORDERS, changes))
         sink.commit(cut(self.position))
@@ -90,19 +94,26 @@ class Yard:
                 pass
             finally:
                 sink.close()
-            time.sleep(0.05)
+            time.sleep(0.2)
 
     def audit(self) -> None:
-        """Reads slowly, at one snapshot, which stays whole meanwhile."""
+        """Reads slowly, at one snapshot, which stays whole meanwhile, and is what was true then."""
         while not self.done.is_set():
             sink = self.warehouse()
             try:
                 sink.open(self.log.reader())
-                found = set()
-                for part in sink.scan(TOPIC):
-                    found |= {row["id"] for row in part.to_pylist()}
-                    time.sleep(0.1)
-                assert len(found) <= 40
+                tables = sink._opened()[2]
+                place = tables.newest(TOPIC)
+                assert place is not None
+                with sink._scratch.pinned(place.iceberg.snapshot):
+                    again = tables.newest(TOPIC)
+                    if again is None or again.iceberg.snapshot != place.iceberg.snapshot:
+                        continue  # it was an old one already when it was pinned
+                    found = {}
+                    for part in live_rows(place, TOPIC):
+                        time.sleep(0.3)
+                        found |= {int(row["id"]): row["status"] for row in part.to_pylist()}
+                    assert found == self.truth[place.position]
                 self.read += 1
             finally:
                 sink.close()
@@ -126,7 +137,7 @@ class Yard:
                 thread.join()
 
 
-SHORT_S, LONG_S = 4.0, 30.0
+SHORT_S, LONG_S, LEAST_CUTS = 2.0, 30.0, 5
 
 
 @pytest.mark.parametrize(
@@ -160,7 +171,7 @@ def test_upkeep_without_a_pause_costs_no_cut_and_no_row(
     yard.write(sink, chance)
     cuts, until = 0, time.monotonic() + seconds
     with yard.beside(lambda: yard.keep_up(1), yard.audit):
-        while time.monotonic() < until or not yard.kept_up or not yard.read:
+        while time.monotonic() < until or cuts < LEAST_CUTS or not yard.kept_up or not yard.read:
             yard.write(sink, chance)  # raises where the cut fails
             cuts += 1
             assert time.monotonic() < until + 300, "nobody else got anywhere"

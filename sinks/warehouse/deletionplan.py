@@ -18,7 +18,7 @@ from cdc.model.topic import TopicSchema
 from sinks.render.rowtext import SEPARATOR, join_key, row_text
 from sinks.warehouse.columns import IcebergField, arrow_schema, to_rows, to_text
 from sinks.warehouse.keys import Int64s, Mask, select
-from sinks.warehouse.tablefiles import NO, Standing, TableFiles
+from sinks.warehouse.tablefiles import NO, StandingRows, TableFiles
 from sinks.warehouse.upserts import Deletions, Final, UpsertGroup, deletions
 
 
@@ -116,11 +116,11 @@ class Marking:
         masks: tuple[Mask, ...] = tuple(np.split(mask, ends))
         found.last = replace(found.last, upserts=masks, written=select(found.last.written, kept))
 
-    def _standing(self, keys: Int64s | pa.Array) -> Standing:
+    def _standing(self, keys: Int64s | pa.Array) -> StandingRows:
         hits = self._files.find(self._plan, self._schema, keys) if len(keys) else {}
         return self._files.standing(hits, self._fields)
 
-    def _marked(self, there: Standing) -> Mask:
+    def _marked(self, there: StandingRows) -> Mask:
         name = self._files.own.deleted
         if name is None:
             return np.zeros(there.rows.num_rows, np.bool_)
