@@ -143,7 +143,7 @@ SHORT_S, LONG_S, LEAST_CUTS = 2.0, 30.0, 5
 @pytest.mark.parametrize(
     ("kind", "seconds"),
     [
-        ("hadoop", SHORT_S),
+        pytest.param("hadoop", SHORT_S, marks=pytest.mark.slow),
         pytest.param("hadoop", LONG_S, marks=pytest.mark.slow),
         pytest.param("sql", LONG_S, marks=pytest.mark.slow),
         pytest.param("rest", LONG_S, marks=pytest.mark.slow),
