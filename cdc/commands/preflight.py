@@ -173,6 +173,12 @@ def _store(settings: Settings, name: str, tables: Sequence[Table]) -> Iterator[F
     check = f"store {name}"
     options = settings.stores[name]
     if traits_of(options).exclusive:  # a running follower must not be disturbed
+        try:
+            with closing(unopened_sink(settings, name)) as sink:
+                sink.foresee(foreseen(name, options, [TopicSchema.of(table) for table in tables if matches(options.tables, table)]))
+        except HeadwaterError as error:
+            yield Finding("fail", check, str(error), error.hint)
+            return
         yield _unopened(check, options)
         return
     problems: list[HeadwaterError] = []

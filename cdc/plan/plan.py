@@ -348,8 +348,6 @@ def _joins(settings: Settings, there: Mapping[str, Table], table: Table) -> Iter
 
 def _foreseen(store: str, options: StoreOptions, there: Mapping[str, Table], table: Table) -> str | None:
     """Why the store could no longer hold its tables once this one is so; None when it can, as far as can be seen without it."""
-    if traits_of(options).exclusive:
-        return None
     problem = _problem(store, options, there, {**there, table.qualified: table}.values())
     before = _problem(store, options, there, there.values())
     if problem is None or (before is not None and str(before) == str(problem)):
@@ -400,7 +398,7 @@ def _keyless(settings: Settings, tables: Iterable[Facts]) -> Iterator[Remark]:
 def _remarks(settings: Settings, reader: LogReader, connection: psycopg.Connection) -> Iterator[Remark]:
     for store, options in settings.stores.items():
         if traits_of(options).exclusive:
-            yield Remark(store, "not looked into: it belongs to its follower alone")
+            yield Remark(store, f"not looked into: it belongs to its follower alone{_shaped(options, reader)}")
             continue
         sink = make_sink(store, options)
         try:
@@ -412,6 +410,17 @@ def _remarks(settings: Settings, reader: LogReader, connection: psycopg.Connecti
             yield Remark(store, f"not looked into: {error}")
         finally:
             sink.close()
+
+
+def _shaped(options: StoreOptions, reader: LogReader) -> str:
+    """The options of such a store that make its rows what they are, which cannot be compared with those that it was written under."""
+    schemas = [topic.schema for topic in reader.topics() if matches(options.tables, topic.table)]
+    found = {f"{schema.topic} ({', '.join(said)})" for schema in schemas if (said := options.shaping_of(schema))}
+    return (
+        f"; where these options are new, its rows are of another shape, and it stops (STORE_REFUSES): {', '.join(sorted(found))}"
+        if found
+        else ""
+    )
 
 
 def _of_store(store: str, options: StoreOptions, sink: Sink, reader: LogReader) -> Iterator[Remark]:

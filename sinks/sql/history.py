@@ -7,29 +7,23 @@ open versions are the current rows. A row that comes again as it is, as in a sna
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cdc.errors import ConfigError
-from cdc.model.batch import OP, POSITION, TS, Op, topic_schema
+from cdc.model.batch import POSITION, TS, topic_schema
 from cdc.model.pgtypes import canonical_text
 from cdc.model.topic import TopicSchema
 from sinks.barrier import RowsBefore, TableBarrier, barrier_of
-from sinks.render.rowtext import SEPARATOR, join_key, row_keys, row_text
 from sinks.reshape import origins, same_origin
+from sinks.rowversions import FROM, FROM_POSITION, TO, TO_POSITION, gone, versioned
 from sinks.sql.dialect import SqlSession
 from sinks.sql.names import GONE, LONGEST, TargetPlace, quoted
 from sinks.sql.table import TargetTable, digested
 
-FROM_POSITION: Final = "valid_from_position"
-TO_POSITION: Final = "valid_to_position"
-FROM: Final = "valid_from"
-TO: Final = "valid_to"
 _FIRST: Final = "_cdc_first"
 _SAME: Final = "_cdc_same"
 _WHEN: Final = "timestamp with time zone"
@@ -38,58 +32,6 @@ COLUMNS: Final[Mapping[str, str]] = {FROM_POSITION: "bigint", TO_POSITION: "bigi
 _BESIDE: Final = {GONE: "boolean", _FIRST: "boolean", _SAME: "boolean", **COLUMNS}
 _WIDER: Final = {("smallint", "integer"), ("smallint", "bigint"), ("integer", "bigint")}
 """A column that becomes such a type holds the same values, whatever the letters' case."""
-
-
-def history_topic(topic: str) -> str:
-    """The topic by which the ledger and the table's comment know the history of this one."""
-    return f"{topic} (history)"
-
-
-def refuse(store: str, schema: TopicSchema) -> None:
-    """Raises ConfigError where the source has a column of a name that the history needs."""
-    taken = next((name for name in schema.names if name.lower() in COLUMNS), None)
-    if taken is not None:
-        raise ConfigError(
-            f"stores.{store}: {schema.topic} has a column {taken}, as its history has", hint="rename it for this store (rename)"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class VersionedChanges:
-    """Changes of one definition that begin or end versions, by key. ``rows``: numbers within the batch; a version ends where the key's next change is."""
-
-    rows: np.ndarray[tuple[int], np.dtype[np.int64]]
-    first: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    """The key's first here: what is open of it in the table ends, or is this one."""
-    ends: pa.Array
-    """int64, the number of the row that ends it within the batch; NULL: none."""
-
-
-def versioned(batch: pa.RecordBatch, schema: TopicSchema) -> VersionedChanges:
-    """Leaves out what says again what the key's change before has said."""
-    texts = row_text(batch, schema)
-    codes = row_keys(texts, batch, schema).dictionary_encode().indices.to_numpy()
-    order = np.argsort(codes, kind="stable")
-    sorted_codes = codes[order]
-    again = np.zeros(len(order), np.bool_)
-    pairs = np.flatnonzero(sorted_codes[1:] == sorted_codes[:-1]) + 1
-    if len(pairs):
-        gone = _gone(batch)
-        said = join_key([*(texts.columns or [pa.array([""] * len(batch))])], SEPARATOR)
-        now, before = order[pairs], order[pairs - 1]
-        equal = pc.equal(said.take(pa.array(now)), said.take(pa.array(before))).to_numpy(zero_copy_only=False)
-        again[pairs] = np.where(gone[now] | gone[before], gone[now] & gone[before], equal)
-    rows, kept_codes = order[~again], sorted_codes[~again]
-    first = np.ones(len(rows), np.bool_)
-    first[1:] = kept_codes[1:] != kept_codes[:-1]
-    following = np.append(rows[1:], 0)
-    ends = pa.array(following, mask=np.append(first[1:], True))
-    return VersionedChanges(rows, first, ends)
-
-
-def _gone(batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    found: np.ndarray[tuple[int], np.dtype[np.bool_]] = batch.column(OP).to_numpy() == int(Op.DELETE)
-    return found
 
 
 class HistoryWriter:
@@ -116,7 +58,7 @@ class HistoryWriter:
         rows = batch.take(pa.array(changes.rows))
         positions, times = batch.column(POSITION), batch.column(TS)
         beside = {
-            GONE: pa.array(_gone(rows)),
+            GONE: pa.array(gone(rows)),
             _FIRST: pa.array(changes.first),
             _SAME: pa.array(np.zeros(len(rows), np.bool_)),
             FROM_POSITION: rows.column(POSITION),

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import unquote
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from cdc.model.selection import matches
-from cdc.model.topic import TopicSchema
-from cdc.settings.models import StoreOptions
-from cdc.settings.tableoptions import StoreTables, TableOptions
+from sinks.keptrows import KeptOptions
 from sinks.sql.names import TEMPLATE
 from sinks.sql.owncolumns import OwnColumns
 
@@ -22,36 +18,8 @@ _SCHEMES: Final = ("postgresql://", "postgres://")
 _FILE: Final = "duckdb://"
 
 
-class SqlTable(TableOptions):
-    """Options of a table that only a SQL database has."""
-
-    deleted: str | None = Field(None, min_length=1, max_length=63)
-    """As of the store, for these tables."""
-    loaded_at: str | None = Field(None, min_length=1, max_length=63)
-    """As of the store, for these tables."""
-    history: bool | str = False
-    """Whether every version of the rows is kept, too, in the table `NAME_history` beside the current one; or that table's name
-    ([warehouses.md](warehouses.md#every-version-of-a-row)). The log has to keep the table's changes (`cleanup = "keep"`)."""
-
-    @field_validator("history")
-    @classmethod
-    def _names_a_table(cls, history: bool | str) -> bool | str:
-        if history == "":
-            raise ValueError('is empty; write true, or a name such as "orders_history"')
-        return history
-
-
-class SqlTables(StoreTables):
-    """``tables`` of a SQL database."""
-
-    __pydantic_extra__: dict[str, SqlTable] = Field(init=False)  # type: ignore[assignment]  # nobody adds to it
-
-
-class Options(StoreOptions):
+class Options(KeptOptions):
     """The options that only a SQL database has."""
-
-    held: SqlTables = Field(SqlTables(), alias="tables")
-    """As in every store."""
 
     url: SecretStr
     """`postgresql://user@host:port/database`, with libpq's parameters behind `?`, such as `sslmode=verify-full`. It may hold the password. Or a
@@ -61,11 +29,6 @@ class Options(StoreOptions):
     namespace: str = TEMPLATE
     """The schema in which a table stands there; `{schema}` is its schema in the source. `"copy_{schema}"` puts `public.orders` at
     `copy_public.orders`."""
-    deleted: str | None = Field(None, min_length=1, max_length=63)
-    """A column that the tables get beside the source's: a row that is deleted, or goes with a TRUNCATE, stays there, and this is true
-    ([warehouses.md](warehouses.md#keep-deleted-rows)). Left out: deleted rows go."""
-    loaded_at: str | None = Field(None, min_length=1, max_length=63)
-    """A column that the tables get beside the source's: when the row was written here. Left out: there is none."""
     timeout_s: float = Field(30.0, gt=0)
     """How long connecting, and waiting for a lock, may take. A writer that stands still in the middle of a commit loses its connection after as long."""
     dead_share_max: float = Field(0.1, ge=0, le=1)
@@ -91,28 +54,7 @@ class Options(StoreOptions):
 
     def own_columns(self, topic: str) -> OwnColumns:
         """The columns that the topic's table has beside the source's."""
-        found = OwnColumns(self.deleted, self.loaded_at)
-        for pattern, said in self.held.options.items():
-            if isinstance(said, SqlTable) and matches((pattern,), topic):
-                found = OwnColumns(said.deleted or found.deleted, said.loaded_at or found.loaded_at)
-        return found
-
-    def shaping_of(self, schema: TopicSchema) -> Mapping[str, str]:
-        """Without the column, rows that are deleted would be among the others."""
-        deleted, history = self.own_columns(schema.topic).deleted, self.history_of(schema.topic)
-        return ({} if deleted is None else {"deleted": deleted}) | ({} if not history else {"history": str(history)})
-
-    def history_of(self, topic: str) -> bool | str:
-        """The option ``history`` of the topic."""
-        found: bool | str = False
-        for pattern, said in self.held.options.items():
-            if isinstance(said, SqlTable) and matches((pattern,), topic) and "history" in said.model_fields_set:
-                found = said.history
-        return found
-
-    @property
-    def kept_whole(self) -> Mapping[str, str]:
-        return {pattern: "history" for pattern, said in self.held.options.items() if isinstance(said, SqlTable) and said.history}
+        return OwnColumns(self.deleted_of(topic), self.loaded_at_of(topic))
 
     @property
     def file(self) -> Path | None:

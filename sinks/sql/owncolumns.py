@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from cdc.errors import ConfigError
-from cdc.model.topic import TopicSchema
 from sinks.sql.names import quoted
 
 WHEN: Final = "timestamp with time zone"
@@ -28,14 +26,6 @@ class OwnColumns:
             yield self.deleted, "boolean default false"
         if self.loaded_at is not None:
             yield self.loaded_at, WHEN
-
-    def refuse(self, store: str, schema: TopicSchema) -> None:
-        """Raises ConfigError where the source has a column of such a name."""
-        taken = next((name for name, _ in self.definitions() if name.lower() in map(str.lower, schema.names)), None)
-        if taken is not None:
-            raise ConfigError(
-                f"stores.{store}: {schema.topic} has a column {taken} itself", hint="give the store's own column another name"
-            )
 
     @property
     def live(self) -> str:

@@ -6,10 +6,11 @@ from cdc.model.lineage import Lineage
 from cdc.model.position import START, ZERO_CUT
 from cdc.model.topic import TopicSchema
 from sinks.contract import Shape
+from sinks.rowversions import TO_POSITION, history_topic
 from sinks.sql import ledger
 from sinks.sql import table as tables
 from sinks.sql.dialect import SqlSession
-from sinks.sql.history import COLUMNS, TO_POSITION, history_topic
+from sinks.sql.history import COLUMNS
 from sinks.sql.ledger import TableEntry
 from sinks.sql.names import TableSign, TargetPlace
 from sinks.sql.table import refused

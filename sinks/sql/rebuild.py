@@ -18,9 +18,10 @@ from cdc.model.position import START, ZERO_CUT, Cut
 from cdc.model.topic import TopicSchema
 from sinks.contract import DeadLetter, EpochPassed, Outcome, TopicAsOf
 from sinks.deadletters import Letters, LetterState
+from sinks.rowversions import history_topic
 from sinks.sql import ledger, letters, ownership
 from sinks.sql.dialect import SqlSession, TargetDatabase
-from sinks.sql.history import HistoryWriter, history_place, history_topic
+from sinks.sql.history import HistoryWriter, history_place
 from sinks.sql.letters import LettersDraft, LettersStop
 from sinks.sql.names import TableSign, TargetPlace, place_of
 from sinks.sql.options import Options

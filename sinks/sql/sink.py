@@ -25,11 +25,12 @@ from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, DeadLetter, EpochPassed, Outcome, Shape, TopicAsOf, Traits
 from sinks.deadletters import Letter, Letters
 from sinks.render.rowtext import SEPARATOR, join_key, keys, row_text
+from sinks.rowversions import history_topic, refuse
 from sinks.sql import ledger, letters, ownership
 from sinks.sql.choice import dialect_of
 from sinks.sql.dialect import SqlSession
 from sinks.sql.extent import SqlExtent
-from sinks.sql.history import HistoryWriter, history_place, history_topic, refuse
+from sinks.sql.history import HistoryWriter, history_place
 from sinks.sql.ledger import SqlLedger, TableEntry
 from sinks.sql.letters import LettersDraft, LettersStop
 from sinks.sql.names import TargetPlace, place_of
@@ -163,7 +164,7 @@ class SqlSink:
             database.close()
 
     def _refuse_columns(self, schema: TopicSchema) -> None:
-        self.options.own_columns(schema.topic).refuse(self.name, schema)
+        self.options.refuse_own_names(self.name, schema)
         if self.options.history_of(schema.topic):
             refuse(self.name, schema)
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from cdc.settings.models import StoreOptions
+from sinks.keptrows import KeptOptions
 
 _S3: Final = "s3://"
 _SQL: Final = ("postgresql://", "postgres://")
@@ -15,7 +15,7 @@ _REST: Final = ("https://", "http://")
 _OF_S3: Final = ("s3_endpoint", "s3_region", "s3_access_key", "s3_secret_key")
 
 
-class CatalogOptions(StoreOptions):
+class CatalogOptions(KeptOptions):
     """Without any of them the warehouse's folder is its own catalog."""
 
     plain_schemes: ClassVar[Mapping[str, str]] = {"http": "https"}

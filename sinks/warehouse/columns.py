@@ -22,6 +22,7 @@ from sinks.reshape import origins
 
 FIELD_ID: Final = b"PARQUET:field_id"
 _MAP_KIND: Final = "map<string, string>"
+NOTHING_BESIDE: Final[Mapping[str, pa.Array | pa.Scalar]] = {}
 
 ROW_ID: Final = pa.field("_row_id", pa.int64(), metadata={FIELD_ID: b"2147483540"})
 LAST_UPDATED: Final = pa.field("_last_updated_sequence_number", pa.int64(), metadata={FIELD_ID: b"2147483539"})
@@ -43,6 +44,7 @@ class IcebergField:
     kind: str
     key_id: int = 0
     value_id: int = 0
+    doc: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ def parse_schema(text: str) -> tuple[IcebergField, ...]:
     for raw in json.loads(text)["fields"]:
         kind = raw["type"]
         if isinstance(kind, str):
-            found.append(IcebergField(raw["id"], raw["name"], kind))
+            found.append(IcebergField(raw["id"], raw["name"], kind, doc=raw.get("doc", "")))
         else:
             found.append(IcebergField(raw["id"], raw["name"], _MAP_KIND, kind.get("key-id", 0), kind.get("value-id", 0)))
     return tuple(found)
@@ -276,13 +278,18 @@ def _id(number: int) -> dict[bytes, bytes]:
     return {FIELD_ID: str(number).encode()}
 
 
-def to_rows(changes: pa.RecordBatch, schema: TopicSchema, wanted: pa.Schema) -> pa.RecordBatch:
-    """Changes (see ``cdc.model.batch``) as rows of ``wanted``; columns that the changes do not have are NULL."""
+def to_rows(
+    changes: pa.RecordBatch, schema: TopicSchema, wanted: pa.Schema, beside: Mapping[str, pa.Array | pa.Scalar] = NOTHING_BESIDE
+) -> pa.RecordBatch:
+    """Changes (see ``cdc.model.batch``) as rows of ``wanted``; columns that the changes do not have are NULL. ``beside``: what further columns hold."""
     sources = {label: name for name, label in labels(schema).items()} | {POSITION: POSITION, EXACT: EXACT}
     arrays = []
     for field in wanted:
         name = sources.get(field.name)
-        if name is None:
+        if field.name in beside:
+            held = beside[field.name]
+            arrays.append(held if isinstance(held, pa.Array) else pa.repeat(held, changes.num_rows))
+        elif name is None:
             arrays.append(pa.nulls(changes.num_rows, field.type))
         else:
             arrays.append(_converted(changes.column(name), field.type))

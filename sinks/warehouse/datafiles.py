@@ -126,6 +126,19 @@ def read(
         return file.shaped(file.parquet.read(columns=file.present, use_threads=threads))
 
 
+def taken(path: str, fields: Sequence[IcebergField], positions: Int64s, storage: Storage = LOCAL) -> pa.Table:
+    """The rows at these positions, which rise. Only the row groups that they are in are read."""
+    with reading(path), storage.opened(path) as source:
+        file, first, found = _OpenedFile.at(source, arrow_schema(fields)), 0, []
+        for number in range(file.parquet.metadata.num_row_groups):
+            after = first + file.parquet.metadata.row_group(number).num_rows
+            inside = positions[slice(*np.searchsorted(positions, (first, after)))] - first
+            if len(inside):
+                found.append(file.shaped(file.parquet.read_row_group(number, columns=file.present)).take(pa.array(inside)))
+            first = after
+        return pa.concat_tables([arrow_schema(fields).empty_table(), *found])
+
+
 def pieces(path: str, fields: Sequence[IcebergField], rows: int, storage: Storage = LOCAL) -> Iterator[pa.Table]:
     """The same, some rows at a time and in order. ``rows``: how many the table says that the file has.
 
@@ -198,6 +211,21 @@ def bounds(path: str, field_id: int, storage: Storage = LOCAL) -> tuple[Any, Any
         lows.append(statistics.min)
         highs.append(statistics.max)
     return (min(lows), max(highs)) if lows else None
+
+
+def has_nulls(path: str, field_id: int, storage: Storage = LOCAL) -> bool:
+    """Whether the column may be NULL somewhere in the file, by its own statistics."""
+    with reading(path), storage.opened(path) as source:
+        file = pq.ParquetFile(source)
+    found = [i for i, one in enumerate(file.schema_arrow) if one.metadata and one.metadata.get(FIELD_ID) == str(field_id).encode()]
+    if not found:
+        return True
+    name = file.schema_arrow.field(found[0]).name
+    groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
+    columns = (
+        next(group.column(i) for i in range(group.num_columns) if group.column(i).path_in_schema == name) for group in groups
+    )
+    return any((said := column.statistics) is None or not said.has_null_count or said.null_count for column in columns)
 
 
 def without(rows: pa.Table, gone: Int64s) -> pa.Table:

@@ -61,8 +61,7 @@ class Extent:
         self._seen = {one.name: one.schema for one in found}
         for one in found:
             topic, where = one.name, f"the table of {one.name} in store {self._store}"
-            place = tables.places.get(topic)
-            mark, cut = None if place is None else place.iceberg.mark, ZERO_CUT
+            mark, cut = tables.mark(topic), ZERO_CUT
             if mark is not None:
                 cut = believed(mark, self.lineage(), where)
                 refuse_missed(one, cut.position, [mark.history] if cut.position else [], self.lineage(), where)

@@ -11,6 +11,7 @@ from cdc.errors import StoreError
 from cdc.model.lineage import Mark
 from cdc.model.position import Cut
 from sinks.generations import Generation, GenerationEntry, GenerationSize
+from sinks.rowversions import is_history
 from sinks.warehouse.catalog import Catalog, IcebergTable
 from sinks.warehouse.connection import connect
 from sinks.warehouse.generationnames import WarehouseFolders
@@ -43,8 +44,10 @@ class WarehouseGenerations:
         return self._register.entries()
 
     def size(self, number: int) -> GenerationSize:
-        sizes = [one.size() for one in self._tables(number)]
-        return GenerationSize(sum(rows for rows, _ in sizes), sum(taken for _, taken in sizes))
+        """Rows of histories are not counted, their bytes are."""
+        sizes = {one.name: one.size() for one in self._tables(number)}
+        rows = sum(rows for name, (rows, _) in sizes.items() if not is_history(name))
+        return GenerationSize(rows, sum(taken for _, taken in sizes.values()))
 
     def sink(self, number: int) -> Warehouse:
         return Warehouse(self.name, self._options, generation=number)

@@ -91,7 +91,7 @@ def _comparable(values: pa.Array) -> pa.Array:
 
 def last_of_each(keys: Int64s | pa.Array, positions: Int64s) -> Mask:
     """True for the row with the highest position of each key. A row that occurs twice (same position) is kept once."""
-    codes = keys if isinstance(keys, np.ndarray) else _codes(keys)
+    codes = codes_of(keys)
     order = np.lexsort((positions, codes)) if np.any(positions[1:] <= positions[:-1]) else np.argsort(codes, kind="stable")
     ordered = codes[order]
     last = np.ones(len(ordered), bool)
@@ -106,6 +106,11 @@ def first_of_each_position(positions: Int64s) -> Mask:
     kept = np.zeros(len(positions), bool)
     kept[np.unique(positions, return_index=True)[1]] = True
     return kept
+
+
+def codes_of(keys: Int64s | pa.Array) -> Int64s:
+    """A number for each, equal for equal keys."""
+    return keys if isinstance(keys, np.ndarray) else _codes(keys)
 
 
 def _codes(keys: pa.Array) -> Int64s:

@@ -8,6 +8,7 @@ from typing import Final, Self
 from pydantic import Field, model_validator
 
 from sinks.warehouse.catalogoptions import CatalogOptions
+from sinks.warehouse.owncolumns import OwnFields
 
 MB: Final = 2**20
 
@@ -55,6 +56,10 @@ class Options(CatalogOptions):
         if self.pointer is not None and self.pointer.absolute().is_relative_to(self.path.absolute()):
             raise ValueError("pointer lies in path, where a reader of path would take it for a namespace; name one beside path")
         return self
+
+    def own_columns(self, topic: str) -> OwnFields:
+        """The columns that the topic's table has beside the source's."""
+        return OwnFields(self.deleted_of(topic), self.loaded_at_of(topic))
 
     @property
     def generational(self) -> bool:

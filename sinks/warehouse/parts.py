@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sinks.warehouse.generationnames import WarehouseFolders
+from sinks.warehouse.keycache import KeyCache
 from sinks.warehouse.options import Options
-from sinks.warehouse.place import KeyCache
 from sinks.warehouse.scratch import Scratch, Staging
 
 

@@ -21,25 +21,25 @@ live files and their vectors are remembered for one snapshot of the table (``_li
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import Stopped, StopState, StoreError
-from cdc.model.batch import EXACT, topic_schema
+from cdc.model.batch import EXACT, OP, POSITION, topic_schema
 from cdc.model.evolution import topic_change_of
 from cdc.model.lineage import Mark
 from cdc.model.position import Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import EpochPassed
-from sinks.reshape import reshaped
+from sinks.reshape import rekeyed, reshaped, same_origin
 from sinks.warehouse import datafiles
-from sinks.warehouse.catalog import Changes, DataFile, IcebergTable, Pending, Vector, name_of
+from sinks.warehouse.catalog import Changes, IcebergTable, Pending
 from sinks.warehouse.columns import (
     IcebergField,
     arrow_schema,
@@ -51,75 +51,53 @@ from sinks.warehouse.columns import (
     to_rows,
     to_text,
 )
-from sinks.warehouse.disk import reading
+from sinks.warehouse.deletionplan import Marking
 from sinks.warehouse.failures import CommitConflict, CommitUnknown
-from sinks.warehouse.keys import FileKeys, Int64s, KeyPlan, encode
+from sinks.warehouse.keycache import KeyCache
+from sinks.warehouse.keys import FileKeys, Int64s, concatenate
 from sinks.warehouse.marks import TABLE_KEY, Signed
 from sinks.warehouse.options import Options
-from sinks.warehouse.storage import Storage
-from sinks.warehouse.upserts import Final as LastChanges
+from sinks.warehouse.owncolumns import OwnFields
+from sinks.warehouse.tablefiles import NO, Live, TableFiles
 from sinks.warehouse.upserts import UpsertGroup, final, groups
-from sinks.warehouse.vectors import decode, puffin, union
+from sinks.warehouse.vectors import puffin, union
 
 _ATTEMPTS: Final = 5
-_NONE_GONE: Final = np.empty(0, np.int64)
+_NONE: Final = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
-    """A live data file, its vector in the table, and the positions that the vector names."""
+@dataclass(slots=True)
+class CommitPlan:
+    """What one commit writes, and takes away. ``keys``: of the rows of each file that was written; None where nobody will look for them."""
 
-    file: DataFile
-    vector: Vector | None = None
-    gone: Int64s | None = None
+    replace_all: bool = False
+    written: list[datafiles.WrittenData] = field(default_factory=list)
+    keys: list[Int64s | pa.Array | None] = field(default_factory=list)
+    hits: dict[str, Int64s] = field(default_factory=dict)
+    """Data file → positions of rows that go."""
+    again: dict[str, datafiles.WrittenData] = field(default_factory=dict)
+    """Data file → what replaces it."""
 
-    @property
-    def path(self) -> str:
-        return self.file.path
-
-
-class KeyCache:
-    """Keys of data files (which never change) by file and key columns; the least recently used go first."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._bytes = 0
-        self._keys: OrderedDict[tuple[str, KeyPlan], FileKeys] = OrderedDict()
-
-    def get(self, path: str, plan: KeyPlan) -> FileKeys | None:
-        found = self._keys.get((path, plan))
-        if found is not None:
-            self._keys.move_to_end((path, plan))
-        return found
-
-    def clear(self) -> None:
-        self._keys.clear()
-        self._bytes = 0
-
-    def put(self, path: str, plan: KeyPlan, keys: FileKeys) -> None:
-        if keys.bytes > self._limit_bytes:
-            return
-        replaced = self._keys.pop((path, plan), None)
-        self._bytes += keys.bytes - (replaced.bytes if replaced else 0)
-        self._keys[path, plan] = keys
-        while self._bytes > self._limit_bytes:
-            self._bytes -= self._keys.popitem(last=False)[1].bytes
+    def add(self, written: Sequence[datafiles.WrittenData], keys: Int64s | pa.Array | None) -> None:
+        """``keys``: of all their rows."""
+        self.written += written
+        self.keys += [None if keys is None else keys[one.first : one.first + one.rows] for one in written]
 
 
-class TablePlace:
+class TablePlace(TableFiles):
     """Not thread-safe. After any StoreError: make a new one."""
 
-    def __init__(self, table: IcebergTable, options: Options, cache: KeyCache, writer: str = "") -> None:
-        """``writer``: whose name new files carry; whoever only reads needs none."""
-        self.iceberg = table
-        self.folder = datafiles.Folder(f"{table.place}/data", writer, table.storage)
+    def __init__(
+        self,
+        table: IcebergTable,
+        options: Options,
+        cache: KeyCache,
+        writer: str = "",
+        own: OwnFields = OwnFields(),  # noqa: B008  # frozen
+    ) -> None:
+        """See ``TableFiles``."""
+        super().__init__(table, cache, writer, own)
         self._options = options
-        self._cache = cache
-        self._live: dict[str, Live] = {}
-        self._live_at: int | None = None
-        self._bounds: dict[tuple[str, KeyPlan], tuple[int, int] | None] = {}
-        self._fields = table.fields
-        self._files_seen: tuple[object, int | None] | None = None
         self._vector_files: tuple[str, ...] = ()
         """Of the commit that is being made."""
         self.mark = _marked(table)
@@ -133,11 +111,6 @@ class TablePlace:
     @property
     def name(self) -> str:
         return self.iceberg.name
-
-    @property
-    def _writes(self) -> bool:
-        """An audit, which only reads, keeps to its own thread: its time is counted."""
-        return bool(self.folder.writer)
 
     def check(self) -> None:
         """Raises StoreError when the table is gone, or was set back, replaced or brought further by another since."""
@@ -160,11 +133,11 @@ class TablePlace:
         for _ in range(_ATTEMPTS):
             self._refresh()
             self._refuse_earlier(signed)
-            work = groups(batches, self.known(), self.position)
+            work = groups(batches, self.known(), self.position, apart=self._apart)
             if not work:
                 self._sign(signed)
                 return
-            ends = [replace(signed, mark=_reaching(signed.mark, self.mark.cut, group.last)) for group in work[:-1]]
+            ends = [replace(signed, mark=reaching(signed.mark, self.mark.cut, group.last)) for group in work[:-1]]
             if all(self._write(group, end) for group, end in zip(work, [*ends, signed], strict=True)):
                 return
         raise StoreError(f"another writer keeps changing the warehouse's table {self.name}", retryable=True)
@@ -185,26 +158,17 @@ class TablePlace:
 
     def _write(self, group: UpsertGroup, signed: Signed) -> bool:
         """Whether it could be committed; if not, somebody changed the table in between and nothing of ours is left."""
-        last = final(group, self.position)
         pending, replaced = self._evolved(group)
-        change = topic_change_of(group.batches[0])
-        again: dict[str, datafiles.WrittenData] = {}
-        replace_all = group.floor >= 0
-        if change is None:
-            # Rows under a key of another type come without a word of what becomes of those that are there.
-            replace_all |= any(column.name in replaced for column in group.schema.key)
-        else:
+        if topic_change_of(group.batches[0]) is not None:
             self._cache.clear()  # a key column's name may stand for another column now
             self._bounds.clear()
-            if not replace_all:
-                again = self._written_again(change.schema, replaced, pending)
-        self._fields, self._vector_files = pending.fields, ()
-        written = self._write_rows(group, last)
+        self._vector_files = ()
+        plan = self._planned(group, pending, replaced)
         crashpoint("warehouse.files_written")
         try:
-            self._commit(pending, group, last, written, again, replace_all, signed)
+            self._commit(pending, group, plan, signed)
         except CommitConflict:
-            for path in (*(piece.path for piece in (*written, *again.values())), *self._vector_files):
+            for path in (*(piece.path for piece in (*plan.written, *plan.again.values())), *self._vector_files):
                 self.folder.storage.remove(path)
             return False
         except CommitUnknown as error:
@@ -216,21 +180,91 @@ class TablePlace:
             self._fields = self.iceberg.fields
         return True
 
+    @property
+    def _apart(self) -> bool:
+        """Whether rows that go, or come again, leave something behind (``upserts.groups``)."""
+        return bool(self.own)
+
+    def _planned(self, group: UpsertGroup, pending: Pending, replaced: frozenset[str]) -> CommitPlan:
+        """Writes the files of a commit. ``replaced``: the source's columns that start over in it."""
+        change, known = topic_change_of(group.batches[0]), self.known()
+        plan, leaving = CommitPlan(group.floor >= 0), dict[str, Int64s]()
+        if group.truncates and self.own.deleted is not None and known is not None and same_origin(known, group.schema):
+            self._fields = pending.fields
+            return CommitPlan(again=self._truncated(group))
+        if change is None:
+            # Rows under a key of another type come without a word of what becomes of those that are there.
+            plan.replace_all |= any(column.name in replaced for column in group.schema.key)
+        elif not plan.replace_all:
+            if self.own.deleted is not None and known is not None and rekeyed(known, change.schema):
+                # What the new key tells apart among live rows it may not among those that are gone.
+                leaving = {path: rows for path, live in list(self.live().items()) if len(rows := self.marked(live))}
+            plan.again = self._written_again(change.schema, replaced, pending, leaving)
+        self._fields = pending.fields
+        self._plan_rows(group, plan)
+        plan.hits |= {path: rows for path, rows in leaving.items() if path not in plan.again}
+        return plan
+
+    def _plan_rows(self, group: UpsertGroup, plan: CommitPlan) -> None:
+        last, rows, keys = final(group, self.position), list[pa.RecordBatch](), list[Int64s | pa.Array]()
+        spared: Mapping[str, Int64s] = {}
+        if self.own and group.plan is not None and topic_change_of(group.batches[0]) is None:
+            marking = Marking(self, self._fields, group).planned(last, self.position, emptied=plan.replace_all)
+            last, rows, keys, spared = marking.last, marking.rows, marking.keys, marking.spared
+        masks = [*last.upserts, *(np.ones(len(one), np.bool_) for one in rows)]
+        wanted, values = arrow_schema(self._fields), self.own.values(deleted=False)
+
+        def convert(batch: pa.RecordBatch) -> pa.RecordBatch:
+            return to_rows(batch, topic_schema(batch.schema), wanted, values) if OP in batch.schema.names else batch
+
+        written = datafiles.write(self.folder, wanted, [*group.batches, *rows], masks, convert, self._options.file_bytes)
+        found = None if group.plan is None or last.written is None else concatenate([last.written, *keys])
+        plan.add(written, found)
+        if not plan.replace_all and group.plan is not None and last.touched is not None:
+            hits = self.find(group.plan, group.schema, last.touched)
+            plan.hits |= {path: np.setdiff1d(at, spared[path]) if path in spared else at for path, at in hits.items()}
+
+    def _truncated(self, group: UpsertGroup) -> dict[str, datafiles.WrittenData]:
+        """Every file that has a row which is not marked as deleted → the same with all of them marked."""
+        schema, position = arrow_schema(self._fields), group.last
+        field = self.own.mark_of(self._fields)
+        assert field is not None
+
+        def turned(rows: pa.Table) -> pa.Table:
+            live = pc.invert(rows.column(field.name).fill_null(NO))
+            for name, value in {**self.own.values(deleted=True), POSITION: pa.scalar(position, pa.int64())}.items():
+                at = rows.schema.get_field_index(name)
+                rows = rows.set_column(at, schema.field(name), pc.if_else(live, value, rows.column(name)))
+            return rows
+
+        found = {}
+        for path, live in list(self.live().items()):
+            if len(self.gone(live)) + len(self.marked(live)) < live.file.rows:
+                rows = datafiles.without(self._read(path, self._fields), self.gone(live))
+                found[path] = datafiles.write_table(self.folder, turned(rows))
+        return found
+
     def _evolved(self, group: UpsertGroup) -> tuple[Pending, frozenset[str]]:
         """A commit with the columns that these rows need, and the source's columns that start over in it."""
-        pending, known, replaced = self.iceberg.begin(), self.known(), frozenset[str]()
+        pending, known, replaced = self.iceberg.begin(), self._known_for(group.schema), frozenset[str]()
         for schema in dict.fromkeys(topic_schema(batch.schema) for batch in group.batches):
             found = evolution(pending.fields, schema, known)
             pending = self.iceberg.evolve(pending, found.changes)
             replaced |= found.replaced
             known = schema
-        return pending, replaced
+        return self.iceberg.evolve(pending, self.own.missing(pending.fields)), replaced
 
-    def _written_again(self, schema: TopicSchema, replaced: frozenset[str], pending: Pending) -> dict[str, datafiles.WrittenData]:
+    def _known_for(self, schema: TopicSchema) -> TopicSchema | None:  # noqa: ARG002
+        """The definition whose columns may be those of this one."""
+        return self.known()
+
+    def _written_again(
+        self, schema: TopicSchema, replaced: frozenset[str], pending: Pending, leaving: Mapping[str, Int64s]
+    ) -> dict[str, datafiles.WrittenData]:
         """Files whose rows the change of columns alone would not show rightly → the same rows under the new definition.
 
         All of them where a column starts over (its values move over), else those in which ``_cdc_exact`` names a column by a name that is
-        now another's or nobody's.
+        now another's or nobody's. ``leaving``: rows that do not go along, by data file.
         """
         held = self.known()
         if held is None:
@@ -239,15 +273,15 @@ class TablePlace:
         moved = {name for name, now in names.items() if name != now}
         exact = next(field for field in self.iceberg.fields if field.name == EXACT)
         return {
-            path: self._file_again(live, held, schema, pending.fields)
+            path: self._file_again(live, held, schema, pending.fields, leaving.get(path, _NONE))
             for path, live in list(self.live().items())
             if replaced or (moved and moved & exact_texts(self._read(path, [exact]).column(EXACT)).keys())
         }
 
     def _file_again(
-        self, live: Live, held: TopicSchema, schema: TopicSchema, fields: Sequence[IcebergField]
+        self, live: Live, held: TopicSchema, schema: TopicSchema, fields: Sequence[IcebergField], leaving: Int64s
     ) -> datafiles.WrittenData:
-        gone, wanted = self.gone(live), arrow_schema(fields)
+        gone, wanted = union(self.gone(live), leaving), arrow_schema(fields)
         texts = to_text(datafiles.without(self._read(live.file.path, self.iceberg.fields), gone), held)
         kept = datafiles.without(self._read(live.file.path, fields), gone)
         rows = pa.Table.from_batches(
@@ -267,36 +301,17 @@ class TablePlace:
             raise StoreError(f"the warehouse's table {self.name} was restored, or written by another", retryable=True)
         self._fields = self.iceberg.fields
 
-    def _write_rows(self, group: UpsertGroup, last: LastChanges) -> list[datafiles.WrittenData]:
-        wanted = arrow_schema(self._fields)
-
-        def convert(batch: pa.RecordBatch) -> pa.RecordBatch:
-            return to_rows(batch, topic_schema(batch.schema), wanted)
-
-        return datafiles.write(self.folder, wanted, group.batches, last.upserts, convert, self._options.file_bytes)
-
-    def _commit(
-        self,
-        pending: Pending,
-        group: UpsertGroup,
-        last: LastChanges,
-        written: Sequence[datafiles.WrittenData],
-        again: Mapping[str, datafiles.WrittenData],
-        replace_all: bool,
-        signed: Signed,
-    ) -> None:
-        """``again``: file → what replaces it; such a commit has no rows of its own."""
-        added = [self.iceberg.data_file(piece.path) for piece in written]
-        rewritten = [self.iceberg.data_file(piece.path) for piece in again.values() if piece.rows]
+    def _commit(self, pending: Pending, group: UpsertGroup, plan: CommitPlan, signed: Signed) -> None:
+        added = [self.iceberg.data_file(piece.path) for piece in plan.written]
+        rewritten = [self.iceberg.data_file(piece.path) for piece in plan.again.values() if piece.rows]
         properties = {TABLE_KEY: group.schema.to_json()}
-        if replace_all:
+        if plan.replace_all:
             self.iceberg.commit(pending, Changes(add=added, replace_all=True), signed, properties)
             self._live = {}
         else:
             self.live()  # what is added to it below has to be all of it, also where no row is looked for
-            hits = {} if last.touched is None or group.plan is None else self.find(group.plan, group.schema, last.touched)
-            emptied, vectors = self._vectors(hits)
-            emptied += again
+            emptied, vectors = self._vectors(plan.hits)
+            emptied += plan.again
             dropped = [before for path in (*emptied, *vectors) if (before := self._live[path].vector) is not None]
             grown = [live.vector for live in vectors.values() if live.vector is not None]
             changes = Changes([*added, *rewritten], [self._live[path].file for path in emptied], grown, dropped)
@@ -306,32 +321,16 @@ class TablePlace:
             self._live.update(vectors)
             self._live.update({file.path: Live(file) for file in rewritten})
         crashpoint("warehouse.table_committed")
-        for file, piece in zip(added, written, strict=True):
+        for file, keys in zip(added, plan.keys, strict=True):
             self._live[file.path] = Live(file)
-            if group.plan is not None and last.written is not None:
-                keys = last.written[piece.first : piece.first + piece.rows]
+            if group.plan is not None and keys is not None:
                 self._cache.put(file.path, group.plan, FileKeys(keys))
         self._live_at = self.iceberg.snapshot
         self.mark = signed.mark
 
-    @property
-    def listed(self) -> bool:
-        """Whether it is known which files are live, so that nobody has to be asked."""
-        return self._live_at is not None and self._live_at == self.iceberg.snapshot
-
-    def missing(self) -> str | None:
-        """The name of a file that the table needs and that is not there, if any. Looks only where files came or went since the last time."""
-        storage = self.folder.storage
-        now = storage.stamp(self.folder.location), self.iceberg.snapshot
-        if now == self._files_seen:
-            return None
-        present = storage.names(self.folder.location)
-        needed = [path for live in self.live().values() for path in (live.path, live.vector and live.vector.path) if path]
-        for path in needed:
-            if name_of(path) not in present and not storage.exists(path):
-                return name_of(path)
-        self._files_seen = now
-        return None
+    def shelves(self) -> Sequence[Mapping[str, Live]]:
+        """The live files, those apart that are not to be merged with each other."""
+        return [self.live()]
 
     def merge(
         self, paths: Sequence[str], merged: Callable[[TablePlace, Sequence[Live]], datafiles.WrittenData], signed: Signed
@@ -388,80 +387,6 @@ class TablePlace:
             vectors[path] = Live(file, self.iceberg.vector(target, len(content), file, blobs[file.location]), gone)
         return emptied, vectors
 
-    def live(self) -> Mapping[str, Live]:
-        """The live files at the table's current snapshot."""
-        if self._live_at is None or self._live_at != self.iceberg.snapshot:
-            self._live = {file.path: Live(file, vector) for file, vector in self.iceberg.files()}
-            self._live_at = self.iceberg.snapshot
-        return self._live
-
-    def gone(self, live: Live) -> Int64s:
-        if live.gone is not None:
-            return live.gone
-        gone = positions_of(live.vector, self.folder.storage)
-        if live.vector is None:
-            return gone
-        self._live[live.file.path] = Live(live.file, live.vector, gone)
-        return gone
-
-    def find(self, plan: KeyPlan, schema: TopicSchema, wanted: Int64s | pa.Array) -> dict[str, Int64s]:
-        """Where these keys stand: data file → row positions, rising. Deleted rows are found too."""
-        found: dict[str, Int64s] = {}
-        for path in list(self.live()):
-            if self._may_hold(path, plan, schema, wanted):
-                positions = self._file_keys(path, plan, schema).find(wanted)
-                if len(positions):
-                    found[path] = positions
-        return found
-
-    def _may_hold(self, path: str, plan: KeyPlan, schema: TopicSchema, wanted: Int64s | pa.Array) -> bool:
-        """False when the file's own statistics rule all of these keys out."""
-        if not plan.numeric or not len(wanted):
-            return bool(len(wanted))
-        if (path, plan) not in self._bounds:
-            self._bounds[path, plan] = datafiles.bounds(path, self._key_field(plan.names[0], schema).id, self.folder.storage)
-        limits = self._bounds[path, plan]
-        return limits is None or bool(np.any((wanted >= limits[0]) & (wanted <= limits[1])))
-
-    def _key_field(self, name: str, schema: TopicSchema) -> IcebergField:
-        label = labels(schema)[name]
-        return next(field for field in self._fields if field.name == label)
-
-    def _file_keys(self, path: str, plan: KeyPlan, schema: TopicSchema) -> FileKeys:
-        cached = self._cache.get(path, plan)
-        if cached is not None:
-            return cached
-        fields = {name: self._key_field(name, schema) for name in plan.names}
-        exact = next(field for field in self._fields if field.name == EXACT)
-        rows = self._read(path, [*fields.values(), *(() if plan.numeric or plan.plain else (exact,))])
-
-        def column(name: str) -> pa.Array:
-            values = rows.column(EXACT if name == EXACT else fields[name].name).combine_chunks()
-            return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-
-        keys = FileKeys(encode(plan, column, rows.num_rows))
-        self._cache.put(path, plan, keys)
-        return keys
-
-    def _read(self, path: str, fields: Sequence[IcebergField]) -> pa.Table:
-        return datafiles.read(path, fields, storage=self.folder.storage, threads=self._writes)
-
-    def rows(self, path: str, positions: Int64s, schema: TopicSchema) -> pa.Table:
-        """These rows of a file, those deleted left out, as ``sinks.contract.audit_schema(schema)``."""
-        names = {*labels(schema).values(), EXACT}
-        kept = np.setdiff1d(positions, self.gone(self.live()[path]))
-        rows = self._read(path, [field for field in self._fields if field.name in names])
-        return to_text(rows.take(pa.array(kept)), schema)
-
-
-def positions_of(vector: Vector | None, storage: Storage) -> Int64s:
-    """The positions of the rows that are gone, rising."""
-    if vector is None:
-        return _NONE_GONE
-    with reading(vector.path), storage.opened(vector.path) as file:
-        file.seek(vector.offset)
-        return decode(file.read(vector.length))
-
 
 def _marked(table: IcebergTable) -> Mark:
     """Raises Stopped for a table that carries no mark: nobody can say which log its rows are of."""
@@ -478,6 +403,6 @@ def unmarked(where: str) -> Stopped:
     )
 
 
-def _reaching(mark: Mark, cut: Cut, position: int) -> Mark:
+def reaching(mark: Mark, cut: Cut, position: int) -> Mark:
     """What a table is marked with in the middle of a range: of the last whole cut it has the LSN."""
     return replace(mark, cut=replace(cut, position=Position(position)))

@@ -11,8 +11,9 @@ looks at the ledger, and at the table's mark, before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -20,34 +21,46 @@ import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
-from cdc.model.batch import topic_schema
+from cdc.log.contract import LogReader
+from cdc.model.batch import last_position, topic_schema
 from cdc.model.lineage import Lineage
-from cdc.model.position import ZERO_CUT, Cut
+from cdc.model.position import START, ZERO_CUT, Cut
+from cdc.model.topic import TopicSchema
 from sinks.contract import CameRows, EpochPassed, Outcome, TopicAsOf
+from sinks.rowversions import history_topic
 from sinks.warehouse import datafiles
 from sinks.warehouse.catalog import Catalog, Changes, IcebergTable
 from sinks.warehouse.columns import Add, Change, Drop, IcebergField, arrow_schema, first_schema, parse_schema, to_rows
+from sinks.warehouse.deletedrows import DeletedRows
 from sinks.warehouse.disk import Lacking
-from sinks.warehouse.erasure import erase
+from sinks.warehouse.erasure import TableName, erase
 from sinks.warehouse.failures import CommitConflict, CommitUnknown
+from sinks.warehouse.historyplace import HistoryPlace, history_schema
+from sinks.warehouse.keycache import KeyCache
 from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.marks import SOURCE_KEY, STORE_KEY, TABLE_KEY, Signed
 from sinks.warehouse.names import LEDGERS, place_of, safe
 from sinks.warehouse.options import Options
+from sinks.warehouse.owncolumns import is_own
+from sinks.warehouse.place import reaching
+from sinks.warehouse.tables import history_place
 
 _ATTEMPTS: Final = 5
 _FILES_PER_PIECE: Final = 2
 """So many files' worth of rows are in memory at once."""
+_CHANGES_BYTES: Final = 128 * 2**20
+"""So much of the log goes into a history with one commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarehouseRebuild:
-    """Over one store. ``writer``: whose name new files carry."""
+    """Over one store. ``writer``: whose name new files carry. ``log``: what histories are made from."""
 
     store: str
     options: Options
     catalog: Catalog
     writer: str
+    log: LogReader
 
     def carry_out(self, lineage: Lineage, epoch: int, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
         """Raises EpochPassed when a later writer of the same log has been there, StoreError."""
@@ -59,22 +72,32 @@ class WarehouseRebuild:
             ledger.refuse_others(epoch)
             rows += self._replaced(topic, signed, lineage)
             crashpoint("rebuild.table_replaced")
+            if (path := history_place(topic.shape.schema, self.options)) is not None:
+                ledger.refuse_others(epoch)
+                self._versions(topic, path, signed, lineage)
+                crashpoint("rebuild.history_replaced")
         ledger.refuse_others(epoch)
-        kept = {self._path(topic) for topic in topics} | {((LEDGERS,), safe(self.store))}
+        kept = {path for topic in topics for path in self._paths(topic)} | {((LEDGERS,), safe(self.store))}
         erase(self.catalog, self.store, kept)
         ledger.record(signed, {})
         return Outcome(rows)
 
-    def _path(self, topic: TopicAsOf) -> tuple[tuple[str, ...], str]:
+    def _path(self, topic: TopicAsOf) -> TableName:
         return place_of(topic.shape.schema, self.options.namespace)
+
+    def _paths(self, topic: TopicAsOf) -> Iterator[TableName]:
+        yield self._path(topic)
+        if (beside := history_place(topic.shape.schema, self.options)) is not None:
+            yield beside
 
     def _refuse_taken(self, topics: Sequence[TopicAsOf]) -> None:
         for topic in topics:
-            self._own(topic)
+            for path in self._paths(topic):
+                self._own(path)
 
-    def _own(self, topic: TopicAsOf) -> IcebergTable | None:
+    def _own(self, path: TableName) -> IcebergTable | None:
         """The table; None where there is none, or none that anybody can read. Raises StoreError where what is there is not the store's."""
-        namespace, name = self._path(topic)
+        namespace, name = path
         table, dotted = self._readable(namespace, name), ".".join((*namespace, name))
         if table is not None and (owner := table.properties.get(STORE_KEY)) != self.store:
             raise StoreError(
@@ -114,9 +137,9 @@ class WarehouseRebuild:
 
     def _replaced(self, topic: TopicAsOf, signed: Signed, lineage: Lineage) -> int:
         """Returns the number of the table's rows."""
-        anew = False
+        anew, schema = False, topic.shape.schema
         for _ in range(_ATTEMPTS):
-            table = self._table(topic, signed, lineage)
+            table = self._table(self._path(topic), schema.topic, schema, self._columns(schema), signed, lineage)
             written: list[datafiles.WrittenData] = []
             try:
                 return self._commit(table, topic, signed, written)
@@ -134,9 +157,34 @@ class WarehouseRebuild:
                 ) from error
         raise StoreError(f"another writer keeps changing the warehouse's table {topic.shape.schema.topic}", retryable=True)
 
-    def _table(self, topic: TopicAsOf, signed: Signed, lineage: Lineage) -> IcebergTable:
-        schema, where = topic.shape.schema, self._path(topic)
-        table = self._own(topic)
+    def _versions(self, topic: TopicAsOf, path: TableName, signed: Signed, lineage: Lineage) -> None:
+        """All of them again, out of the log: first there are none."""
+        schema = topic.shape.schema
+        changes = self.log.read(schema.topic, START, signed.mark.cut.position)
+        first = next(changes, None)
+        begun = schema if first is None else topic_schema(first.schema)
+        columns = history_schema(begun)
+        table = self._table(path, history_topic(schema.topic), begun, columns, signed, lineage)
+        properties = {TABLE_KEY: begun.to_json(), SOURCE_KEY: history_topic(schema.topic)}
+        try:
+            pending = table.evolve(table.begin(), replacement(table.fields, parse_schema(columns)))
+            table.commit(pending, Changes(replace_all=True), replace(signed, mark=lineage.mark(ZERO_CUT)), properties)
+        except (CommitConflict, CommitUnknown) as error:
+            raise StoreError(f"the history of {schema.topic} was changed by somebody else", retryable=True) from error
+        except Lacking:
+            self.catalog.remove(*path)  # every reader needs what is missing, too
+            table = self._table(path, history_topic(schema.topic), begun, columns, signed, lineage)
+        crashpoint("rebuild.history_begun")
+        place = HistoryPlace(table, self.options, KeyCache(self.options.key_cache_bytes), self.writer)
+        for batches in _together(chain(() if first is None else (first,), changes)):
+            last = last_position(batches[-1])
+            place.write(batches, replace(signed, mark=reaching(signed.mark, place.mark.cut, last)))
+        place.write((), signed)
+
+    def _table(
+        self, where: TableName, of: str, schema: TopicSchema, columns: str, signed: Signed, lineage: Lineage
+    ) -> IcebergTable:
+        table = self._own(where)
         if table is not None:
             table.sync_all()
             if table.mark is not None and table.mark.log == lineage.log and table.epoch > signed.epoch:
@@ -145,36 +193,63 @@ class WarehouseRebuild:
         if self.catalog.remains(*where) is not None:
             self.catalog.remove(*where)
         first = Signed(self.store, signed.epoch, lineage.mark(ZERO_CUT))
-        properties = {SOURCE_KEY: schema.topic, TABLE_KEY: schema.to_json(), **first.properties()}
-        table = self.catalog.create(*where, first_schema(schema), properties)
+        properties = {SOURCE_KEY: of, TABLE_KEY: schema.to_json(), **first.properties()}
+        table = self.catalog.create(*where, columns, properties)
         table.sync_all()
         return table
 
     def _commit(self, table: IcebergTable, topic: TopicAsOf, signed: Signed, written: list[datafiles.WrittenData]) -> int:
         schema = topic.shape.schema
         pending = table.begin()
-        pending = table.evolve(pending, replacement(pending.fields, parse_schema(first_schema(schema))))
+        pending = table.evolve(pending, replacement(pending.fields, parse_schema(self._columns(schema))))
         wanted = arrow_schema(pending.fields)
         folder = datafiles.Folder(f"{table.place}/data", self.writer, table.storage)
+        beside = self.options.own_columns(schema.topic).values(deleted=False)
+        deleted = None if topic.dropped else DeletedRows.of(table, self.options, schema)
         for batches in _pieces(topic.rows(), 3 * _FILES_PER_PIECE * self.options.file_bytes):
             masks = [np.ones(batch.num_rows, np.bool_) for batch in batches]
-            written += datafiles.write(folder, wanted, batches, masks, _converted(wanted), self.options.file_bytes)
+            written += datafiles.write(folder, wanted, batches, masks, _converted(wanted, beside), self.options.file_bytes)
+            if deleted is not None:
+                deleted.saw(batches)
+        rows = sum(piece.rows for piece in written)
+        for left in () if deleted is None else deleted.left(pending.fields, signed.mark.cut.position):
+            written.append(datafiles.write_table(folder, left))
         crashpoint("rebuild.files_written")
         added = [table.data_file(piece.path) for piece in written]
         properties = {TABLE_KEY: schema.to_json(), SOURCE_KEY: schema.topic}
         table.commit(pending, Changes(add=added, replace_all=True), signed, properties)
-        return sum(piece.rows for piece in written)
+        return rows
+
+    def _columns(self, schema: TopicSchema) -> str:
+        """The Iceberg schema (JSON) of the topic's table."""
+        return self.options.own_columns(schema.topic).added(first_schema(schema))
+
+
+def _together(changes: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    piece: list[pa.RecordBatch] = []
+    for batch in changes:
+        if len(batch):
+            piece.append(batch)
+        if sum(one.nbytes for one in piece) >= _CHANGES_BYTES:
+            yield piece
+            piece = []
+    if piece:
+        yield piece
 
 
 def replacement(there: Iterable[IcebergField], wanted: Iterable[IcebergField]) -> list[Change]:
     """The changes after which a table without rows has the wanted columns. One that is there under its name and type stays."""
-    stays = {(field.name, field.kind) for field in there} & {(field.name, field.kind) for field in wanted}
-    gone: list[Change] = [Drop(field.name) for field in there if (field.name, field.kind) not in stays]
-    return [*gone, *(Add(field.name, field.kind, "") for field in wanted if (field.name, field.kind) not in stays)]
+    stays = {_sameness(field) for field in there} & {_sameness(field) for field in wanted}
+    gone: list[Change] = [Drop(field.name) for field in there if _sameness(field) not in stays]
+    return [*gone, *(Add(field.name, field.kind, field.doc) for field in wanted if _sameness(field) not in stays)]
 
 
-def _converted(wanted: pa.Schema) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    return lambda batch: to_rows(batch, topic_schema(batch.schema), wanted)
+def _sameness(field: IcebergField) -> tuple[str, str, bool]:
+    return field.name, field.kind, is_own(field)
+
+
+def _converted(wanted: pa.Schema, beside: Mapping[str, pa.Scalar]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    return lambda batch: to_rows(batch, topic_schema(batch.schema), wanted, beside)
 
 
 def _pieces(rows: Iterable[CameRows], most_bytes: int) -> Iterator[list[pa.RecordBatch]]:

@@ -28,6 +28,7 @@ from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, Outcome, Shape, TopicAsOf, Traits, audit_schema
 from sinks.generations import HeldWatch
 from sinks.render.rowtext import row_text
+from sinks.rowversions import history_topic, refuse
 from sinks.sparksession import jvm_thread_s
 from sinks.warehouse.catalog import Catalog
 from sinks.warehouse.columns import labels
@@ -44,7 +45,7 @@ from sinks.warehouse.parts import WarehouseParts, parts_of
 from sinks.warehouse.rebuild import WarehouseRebuild
 from sinks.warehouse.register import WarehouseRegister
 from sinks.warehouse.scratch import Scratch, Staging
-from sinks.warehouse.tables import WarehouseTables, refuse_missing
+from sinks.warehouse.tables import WarehouseTables, history_place, refuse_missing
 from sinks.warehouse.tablescan import live_rows
 from sinks.warehouse.typedtext import typed
 
@@ -165,8 +166,8 @@ class Warehouse:
         return extent.holds
 
     def held(self, topic: str) -> Position:
-        place = None if self._tables is None else self._tables.places.get(topic)
-        return self._applied.position if place is None else max(self._applied.position, place.position)
+        found = None if self._tables is None else self._tables.held(topic)
+        return self._applied.position if found is None else max(self._applied.position, found)
 
     def rebuild(self, log: LogReader, epoch: int, cut: Cut, topics: Sequence[TopicAsOf]) -> Outcome:
         self.close()
@@ -179,7 +180,7 @@ class Warehouse:
             with closing(self._connected()) as catalog:
                 self._scratch.sweep()
                 self._scratch.folder()  # from now on everybody can see that the writer of our files lives
-                rebuild = WarehouseRebuild(self.name, self._parts.options, catalog, self._scratch.owner)
+                rebuild = WarehouseRebuild(self.name, self._parts.options, catalog, self._scratch.owner, log)
                 try:
                     outcome = rebuild.carry_out(lineage, epoch, cut, topics)
                 finally:
@@ -233,15 +234,36 @@ class Warehouse:
 
     def prepare(self, schema: TopicSchema) -> None:
         extent, _, tables = self._opened()
-        if schema.topic in tables.places:
+        self._refuse_columns(schema)
+        if tables.behind(schema.topic) is not None:
             return
-        found = tables.make(schema, lambda: self._signed(ZERO_CUT))
-        if found.mark is not None:  # ``open`` has looked only at the tables of topics that the log had
-            believed(found.mark, extent.lineage(), f"the table of {schema.topic} in store {self.name}")
-        tables.add(schema.topic, found)
+        for make, add, there in (
+            (tables.make, tables.add, tables.places),
+            (tables.make_history, tables.add_history, tables.histories),
+        ):
+            found = None if schema.topic in there else make(schema, lambda: self._signed(ZERO_CUT))
+            if found is None:
+                continue
+            if found.mark is not None:  # ``open`` has looked only at the tables of topics that the log had
+                believed(found.mark, extent.lineage(), f"the table of {schema.topic} in store {self.name}")
+            add(schema.topic, found)
 
     def foresee(self, schemas: Sequence[TopicSchema]) -> None:
-        """Any table fits."""
+        taken: dict[object, str] = {}
+        for schema in schemas:
+            self._refuse_columns(schema)
+            beside = history_place(schema, self.options)
+            for topic, path in ((schema.topic, place_of(schema, self.options.namespace)), (history_topic(schema.topic), beside)):
+                if path is not None and (other := taken.setdefault(path, topic)) != topic:
+                    raise ConfigError(
+                        f"stores.{self.name}: {other} and {topic} would both be the table {'.'.join((*path[0], path[1]))}",
+                        hint='give the history another name: history = "…"',
+                    )
+
+    def _refuse_columns(self, schema: TopicSchema) -> None:
+        self.options.refuse_own_names(self.name, schema)
+        if self.options.history_of(schema.topic):
+            refuse(self.name, schema)
 
     def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
         schema = topic_schema(rows.schema)
@@ -257,8 +279,8 @@ class Warehouse:
     def shape(self, topic: str) -> Shape | None:
         """Moves with the table's commits: what is staged does not count."""
         tables = self._opened()[2]
-        place = tables.places.get(topic)
-        if place is None:
+        place = tables.behind(topic)
+        if place is None and topic not in tables.places:
             namespace, _, name = topic.partition(".")
             place = tables.newest(TopicSchema(namespace, name))
         known = None if place is None else place.known()
@@ -294,8 +316,13 @@ class Warehouse:
         signed = self._signed(cut)
         staged = self._staging.tables
         for name in staged:
+            batches = self._staging.batches(name)
+            if name in tables.histories:
+                # Before the current one, from which it is read what the topic's shape is: so that is never ahead of a table that has to be brought further.
+                crashpoint("warehouse.before_history")
+                tables.histories[name].write(batches, signed)
             crashpoint("warehouse.before_table")
-            tables.places[name].write(self._staging.batches(name), signed)
+            tables.places[name].write(batches, signed)
             self._staging.drop(name)
         self._staging.clear()
         nothing = self._mark_the_others(signed)
@@ -306,6 +333,8 @@ class Warehouse:
         self._applied = extent.holds = cut
         for name in staged:
             tables.upkeep[name].after_commit(signed)
+            if name in tables.histories:
+                tables.upkeep[history_topic(name)].after_commit(signed)
 
     def _mark_the_others(self, signed: Signed) -> dict[str, int]:
         """Topics may have changes that left nothing to write. Their tables say so too; where there is none, the ledger does."""
@@ -313,10 +342,11 @@ class Warehouse:
         nothing: dict[str, int] = {}
         for topic in extent.selected():
             last = extent.last_change(topic, signed.mark.cut)
-            place = tables.places.get(topic)
-            if place is not None and place.position < last:
-                place.write((), signed)
-            elif place is None and ledger.nothing(topic) < last:
+            place, beside = tables.places.get(topic), tables.histories.get(topic)
+            for one in (beside, place):
+                if one is not None and one.position < last:
+                    one.write((), signed)
+            if place is None and ledger.nothing(topic) < last:
                 nothing[topic] = signed.mark.cut.position
         return nothing
 

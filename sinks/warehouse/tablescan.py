@@ -19,19 +19,22 @@ from cdc.model.topic import TopicSchema
 from sinks.warehouse import datafiles
 from sinks.warehouse.columns import labels, to_text
 from sinks.warehouse.place import TablePlace
+from sinks.warehouse.tablefiles import unmarked
 
 
 def live_rows(place: TablePlace, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
-    """Every live row of the snapshot that ``place`` stands at, as ``sinks.contract.audit_schema(schema)``.
+    """Every row of the snapshot that ``place`` stands at, as ``sinks.contract.audit_schema(schema)``, but for those
+    that are marked as deleted.
 
     Raises StoreError where a file is damaged, and OSError as the disk does: FileNotFoundError, too, where a file went meanwhile.
     """
     wanted = {*labels(schema).values(), EXACT}
-    fields = [field for field in place.iceberg.fields if field.name in wanted]
+    mark = place.own.mark_of(place.iceberg.fields)
+    fields = [field for field in place.iceberg.fields if field.name in wanted or field == mark]
     storage = place.folder.storage
     for live in list(place.live().values()):
         gone, first = place.gone(live), 0
         for piece in datafiles.pieces(live.path, fields, live.file.rows, storage):
             inside = slice(*np.searchsorted(gone, (first, first + piece.num_rows)))
-            yield from to_text(datafiles.without(piece, gone[inside] - first), schema).to_batches()
+            yield from to_text(unmarked(datafiles.without(piece, gone[inside] - first), mark), schema).to_batches()
             first += piece.num_rows

@@ -17,7 +17,8 @@ from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.leftovers import Leftovers
 from sinks.warehouse.marks import Signed
 from sinks.warehouse.options import MB, Options
-from sinks.warehouse.place import Live, TablePlace
+from sinks.warehouse.place import TablePlace
+from sinks.warehouse.tablefiles import Live
 
 _TIERS_BYTES: Final = (MB, 8 * MB, 64 * MB)
 _EXPIRE_EVERY_S: Final = 60.0
@@ -65,8 +66,8 @@ class Upkeep:
     def after_commit(self, signed: Signed) -> None:
         """``signed``: as the commit before it was."""
         try:
-            chosen = choose(self._place.live(), self._options)
-            if chosen:
+            chosen = next((found for shelf in self._place.shelves() if (found := choose(shelf, self._options))), None)
+            if chosen is not None:
                 self._place.merge([one.file.path for one in chosen], merged, signed)
             if time.monotonic() - self._expired_at > _EXPIRE_EVERY_S:
                 self._expired_at = time.monotonic()

@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import psutil
 import pytest
 
@@ -29,6 +30,7 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.spark.queries import run_followers
 from cdc.state import rebuilds
 from sinks import make_sink, options_model
+from sinks.rowversions import TO_POSITION
 from sinks.sparksession import use_session
 from tests import counters
 from tests.end_to_end.daemon import lives
@@ -46,10 +48,11 @@ CHOSEN: Final = ("warehouse.vectors_written", "warehouse.table_committed")
 """Between the files and the commit that names them, and between the commit of one table and that of the store."""
 IN_TURN: Final = (
     "follower.opened", "follower.batch.read", "follower.batch.applied", "follower.before_commit", "warehouse.files_written",
-    "warehouse.before_table", "warehouse.table_committed", "warehouse.cuts_written", "warehouse.before_ledger", "warehouse.ledger_written", "follower.committed",
+    "warehouse.before_history", "warehouse.before_table", "warehouse.table_committed", "warehouse.cuts_written", "warehouse.before_ledger", "warehouse.ledger_written", "follower.committed",
     "warehouse.vectors_written", "follower.schema.read", "follower.schema.applied",
 )  # fmt: skip
 """Each is met in what its predecessors leave of the log: the ledger's commits let go of a range each, and the last has the changes of definitions."""
+HISTORIES: Final = {"public.*": {"history": True}}
 FOLLOWER: Final = [point for point in points.of("cache") if point.startswith("follower.")]
 ALL: Final = [*points.of("warehouse"), *FOLLOWER]
 
@@ -67,12 +70,14 @@ class Follow:
         self.folder = folder
         self.log = log
         self.options = options_model(store["kind"]).model_validate(store)
+        tables = store.pop("tables", {})
         given = {name: value if isinstance(value, int) else str(value) for name, value in store.items()}
         sections = {
             "": {"run_dir": f"{folder}/run"},
             "source": {"dsn": "postgresql://"},
             "log": {"dir": str(log)},
             "stores.store": given,
+            **{f'stores.store.tables."{pattern}"': options for pattern, options in tables.items()},
         }
         (folder / "cdc.toml").write_text(toml(sections))
 
@@ -131,13 +136,27 @@ def check(follow: Follow, written: Written) -> None:
     try:
         with closing(EmbeddedLogReader(follow.log)) as reader:
             assert sink.open(reader).position == reader.head().position
+            agrees(sink)
         assert difference(written.tables, held_by(sink, written.folder)) is None
     finally:
         sink.close()
 
 
+def agrees(sink: Any) -> None:
+    """The open versions of each history are the current rows."""
+    tables = sink._opened()[2]
+    assert tables.histories
+    for topic, place in tables.histories.items():
+        current = sum(len(part) for part in sink.scan(tables.places[topic].known()))
+        live = place.live().values()
+        rows = [place.standing({one.path: np.arange(one.file.rows)}, place.iceberg.fields).rows for one in live]
+        assert sum(part.column(TO_POSITION).null_count for part in rows) == current, topic
+
+
 def warehouse_of(folder: Path, written: Written) -> Follow:
-    return Follow(folder, written.folder / "log", kind="iceberg", path=folder / "warehouse", batch_rows=400, cuts=True)
+    return Follow(
+        folder, written.folder / "log", kind="iceberg", path=folder / "warehouse", batch_rows=400, cuts=True, tables=HISTORIES
+    )
 
 
 def test_no_point_is_forgotten() -> None:
@@ -193,7 +212,7 @@ def test_on_sparks_workers(point: str, kind: CrashKind, opensearch: OpenSearch, 
 def test_an_error_in_this_process(point: str, written: Written, tmp_path: Path) -> None:
     """What an error leaves behind, a new sink meets."""
     options = options_model("iceberg").model_validate(
-        {"kind": "iceberg", "path": str(tmp_path / "warehouse"), "batch_rows": 400, "cuts": True}
+        {"kind": "iceberg", "path": str(tmp_path / "warehouse"), "batch_rows": 400, "cuts": True, "tables": HISTORIES}
     )
     with closing(EmbeddedLogReader(written.folder / "log")) as reader:
         with armed(f"{point}=error") as fault, suppress(Fault):
@@ -202,6 +221,7 @@ def test_an_error_in_this_process(point: str, written: Written, tmp_path: Path) 
         apply_all(options, reader, written, tmp_path)
         sink = make_sink("store", options)
         assert sink.open(reader).position == reader.head().position
+        agrees(sink)
     assert difference(written.tables, held_by(sink, written.folder)) is None
     sink.close()
     counters.add("crash points", "error")
@@ -211,7 +231,7 @@ def test_an_error_in_this_process(point: str, written: Written, tmp_path: Path) 
 def test_an_error_while_a_store_is_built_again(point: str, written: Written, tmp_path: Path) -> None:
     """Between the request, the emptying of each table and of all, and the opening: the next follower does it again."""
     options = options_model("iceberg").model_validate(
-        {"kind": "iceberg", "path": str(tmp_path / "warehouse"), "batch_rows": 400, "cuts": True}
+        {"kind": "iceberg", "path": str(tmp_path / "warehouse"), "batch_rows": 400, "cuts": True, "tables": HISTORIES}
     )
     with closing(EmbeddedLogReader(written.folder / "log")) as reader:
         apply_all(options, reader, written, tmp_path)
@@ -223,6 +243,7 @@ def test_an_error_while_a_store_is_built_again(point: str, written: Written, tmp
         assert rebuilds.requested(tmp_path / "run", "store") is None
         sink = make_sink("store", options)
         assert sink.open(reader).position == reader.head().position
+        agrees(sink)
     assert difference(written.tables, held_by(sink, written.folder)) is None
     sink.close()
     counters.add("crash points", "error")

@@ -386,3 +386,17 @@ def test_a_table_that_would_be_left_out_is_not_read_and_a_new_table_does_not_hid
     said = list(lines(plan))
     assert said[0] == "public.fresh: is new, and is read; about 0 rows to read"
     assert any(line.startswith("capture: public.loose is left out: it has no primary key") for line in said)
+
+
+def test_a_warehouse_is_not_opened_and_its_shape_and_names_are_foreseen_all_the_same(shop: Settings, tmp_path: Path) -> None:
+    def lake(**more: Any) -> Settings:
+        options = options_model("iceberg").model_validate({"kind": "iceberg", "path": tmp_path / "lake", **more})
+        return shop.model_copy(update={"stores": {"lake": options}})
+
+    [plain] = plan_catalog(lake()).remarks
+    assert plain.what == "not looked into: it belongs to its follower alone"
+    [shaped] = plan_catalog(lake(deleted="is_deleted", tables={"public.items": {"history": True}})).remarks
+    assert "another shape, and it stops (STORE_REFUSES)" in shaped.what
+    assert "public.items (deleted, history)" in shaped.what
+    plan = ddl(lake(deleted="is_deleted", tables=("public.items",)), "alter table items add is_deleted boolean")
+    assert "public.items has a column is_deleted itself" in str(plan)

@@ -17,7 +17,7 @@ from cdc.model.batch import TS, Op
 from cdc.model.pgtypes import INT4, INT8, TEXT
 from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
-from sinks.sql.history import history_topic
+from sinks.rowversions import history_topic
 from tests.contract.labs import Lab
 from tests.contract.rows import ORDERS, Row, batch, order, schema, upserts
 from tests.contract.test_marks import heal, step

@@ -21,7 +21,7 @@ from sinks.warehouse.columns import Add, Evolution, Rename, Widen, evolution, fi
 from sinks.warehouse.keys import FileKeys, encode, key_plan, last_of_each
 from sinks.warehouse.names import safe
 from sinks.warehouse.options import MB, Options
-from sinks.warehouse.place import Live
+from sinks.warehouse.tablefiles import Live
 from sinks.warehouse.typedtext import typed
 from sinks.warehouse.upkeep import choose
 from sinks.warehouse.upserts import final, groups

@@ -12,9 +12,10 @@ from cdc.errors import StoreError
 from cdc.log.memory import MemoryLog
 from cdc.model.position import ZERO_CUT
 from cdc.model.topic import TopicSchema
+from sinks.warehouse.keycache import KeyCache
 from sinks.warehouse.marks import TABLE_KEY
 from sinks.warehouse.options import MB, Options
-from sinks.warehouse.place import KeyCache, TablePlace
+from sinks.warehouse.place import TablePlace
 from sinks.warehouse.storage import LOCAL
 from tests.contract.rows import ORDERS, TYPES
 

@@ -20,6 +20,7 @@ from cdc.model.topic import TopicSchema
 from sinks.warehouse import datafiles
 from sinks.warehouse.columns import IcebergField, arrow_schema, first_schema, parse_schema, to_rows
 from sinks.warehouse.disk import refuse_lacking
+from sinks.warehouse.owncolumns import OwnFields
 from sinks.warehouse.storage import LOCAL
 from sinks.warehouse.tables import refuse_missing
 from sinks.warehouse.tablescan import live_rows
@@ -43,6 +44,7 @@ def place_of(files: dict[str, tuple[int, list[int]]], fields: tuple[IcebergField
     }
     return SimpleNamespace(
         folder=SimpleNamespace(storage=LOCAL),
+        own=OwnFields(),
         iceberg=SimpleNamespace(fields=fields),
         live=lambda: live,
         gone=lambda one: np.array(one.positions, np.int64),
