@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import structlog
 
 from cdc.errors import StoreError
 from cdc.model.batch import POSITION
 from cdc.model.topic import TopicSchema
 from sinks.reshape import same_origin
 from sinks.warehouse import datafiles
-from sinks.warehouse.catalog import IcebergTable
+from sinks.warehouse.catalog import IcebergTable, name_of
 from sinks.warehouse.columns import IcebergField, iceberg_kind, labels
 from sinks.warehouse.keycache import KeyCache
 from sinks.warehouse.keys import Int64s, KeyPlan, Mask, encode, key_plan
@@ -21,6 +22,8 @@ from sinks.warehouse.marks import TABLE_KEY
 from sinks.warehouse.options import Options
 from sinks.warehouse.owncolumns import OwnFields
 from sinks.warehouse.tablefiles import NO, Live, TableFiles
+
+_log = structlog.get_logger("warehouse")
 
 
 class DeletedRows:
@@ -54,13 +57,17 @@ class DeletedRows:
 
     def left(self, fields: Sequence[IcebergField], position: int) -> Iterator[pa.Table]:
         """The rows whose keys were not written, a file's at a time. ``position``: at which those are marked that are not yet. ``fields``: the table's columns
-        from then on. A file that nobody can read any more, as it may be the reason why the store is built again, leaves none."""
+        from then on. A file that nobody can read any more, as it may be the reason why the store is built again, leaves none, and the log says so."""
         mark = self._files.own.mark_of(fields)
         assert mark is not None
         for live in list(self._files.live().values()):
             try:
                 rows = self._rows(live, fields)
-            except (OSError, ValueError, StoreError):
+            except (OSError, ValueError, StoreError) as error:
+                _log.warning(
+                    f"{self._schema.topic}: a data file cannot be read, so deleted rows that only it has are lost; the others come from the log",
+                    facts={"table": self._schema.topic, "file": name_of(live.path), "error": type(error).__name__},
+                )
                 continue
             keys = self._files.keys_of(rows, self._plan, self._schema)
             rows = rows.filter(pa.array(~self._is_written(keys)))

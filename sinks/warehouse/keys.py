@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.model.batch import EXACT
+from cdc.model.pgtypes import canonical_text
 from cdc.model.topic import TopicSchema
 from sinks.warehouse.columns import exact_texts, iceberg_kind
 
@@ -80,8 +81,10 @@ def _comparable(values: pa.Array) -> pa.Array:
         return values
     if pa.types.is_date32(kind):
         return values.cast(pa.int32()).cast(pa.utf8())
-    if pa.types.is_timestamp(kind) or pa.types.is_time64(kind):
+    if pa.types.is_timestamp(kind):
         return values.cast(pa.int64()).cast(pa.utf8())
+    if pa.types.is_time64(kind):
+        return canonical_text(values)  # as it stands in the table, which has no type for it
     if pa.types.is_floating(kind):
         return values.cast(pa.float64()).cast(pa.utf8())
     if pa.types.is_binary(kind):

@@ -335,10 +335,13 @@ class TablePlace(TableFiles):
     def merge(
         self, paths: Sequence[str], merged: Callable[[TablePlace, Sequence[Live]], datafiles.WrittenData], signed: Signed
     ) -> None:
-        """Replaces these files by one. Raises CommitConflict or CommitUnknown; the table is whole either way."""
+        """Replaces these files by one. Raises CommitConflict, also where one of them has gone meanwhile, or CommitUnknown; the table is whole either way."""
         # A file's lineage is known only from the table itself, not from its writing.
         self.look_again()
-        chosen = [self.live()[path] for path in paths if path in self.live()]
+        live = self.live()
+        if any(path not in live for path in paths):
+            raise CommitConflict
+        chosen = [live[path] for path in paths]
         written = merged(self, chosen)
         added = [self.iceberg.data_file(written.path)] if written.rows else []
         vectors = [live.vector for live in chosen if live.vector is not None]

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from sinks.warehouse import datafiles
 from sinks.warehouse.columns import LAST_UPDATED, ROW_ID
-from sinks.warehouse.failures import CommitConflict, CommitUnknown
+from sinks.warehouse.failures import CommitConflict, CommitUnknown, Vanished
 from sinks.warehouse.leftovers import Leftovers
 from sinks.warehouse.marks import Signed
 from sinks.warehouse.options import MB, Options
@@ -64,7 +64,7 @@ class Upkeep:
         self._began = time.time() - time.monotonic()
 
     def after_commit(self, signed: Signed) -> None:
-        """``signed``: as the commit before it was."""
+        """``signed``: as the commit before it was. Whoever else changes the table meanwhile has the right of way: then this is left to a later commit."""
         try:
             chosen = next((found for shelf in self._place.shelves() if (found := choose(shelf, self._options))), None)
             if chosen is not None:
@@ -72,10 +72,10 @@ class Upkeep:
             if time.monotonic() - self._expired_at > _EXPIRE_EVERY_S:
                 self._expired_at = time.monotonic()
                 self._place.iceberg.expire(int((self._now() - self._options.keep_snapshots_s) * 1000), self._kept())
-        except (CommitConflict, CommitUnknown):
+            self._leftovers.remove(signed.epoch)
+        except (CommitConflict, CommitUnknown, Vanished, FileNotFoundError):
             # The table is whole either way; the next commit looks at it afresh.
             self._place.look_again()
-        self._leftovers.remove(signed.epoch)
 
     def _now(self) -> float:
         """The wall clock, unless it was set forward since we began: snapshots that were made before that would look old."""

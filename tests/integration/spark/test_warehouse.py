@@ -32,7 +32,7 @@ from cdc.model.topic import TopicSchema
 from sinks.memory import MemorySink
 from sinks.memory import Options as TwinOptions
 from sinks.sparksession import use_session
-from sinks.warehouse import Options, Warehouse, make, versions
+from sinks.warehouse import Options, Warehouse, make, upkeep, versions
 from sinks.warehouse import catalog as catalogs
 from sinks.warehouse.erasure import tables_in
 from sinks.warehouse.failures import CommitUnknown
@@ -450,6 +450,44 @@ def test_a_merge_takes_no_row_back_that_has_gone_in_between(shop: Shop, monkeypa
     assert sink.applied() == shop.sink().applied() == cut(21 + len(keys))
     wanted = [order(key, *(["x"] if key in keys else [])) for key in range(20) if len(keys) != 2 or key != 7]
     assert _by_id(held(sink, ORDERS)) == _by_id(wanted)
+
+
+def test_files_that_another_has_merged_are_not_merged_again(shop: Shop) -> None:
+    """Upkeep knows which files there are from the commit before it."""
+    late, _ = _two_writers_of_two_files(shop, hole=False)
+    assert len(late._tables.places[ORDERS.qualified].live()) == 2
+    other = shop.sink(compact_files=2)
+    other._tables.upkeep[ORDERS.qualified].after_commit(other._signed(other._applied))
+    (merged,) = other._tables.places[ORDERS.qualified].live()
+    files = sorted((shop.folder / "public/orders/data").iterdir())
+    late._tables.upkeep[ORDERS.qualified].after_commit(late._signed(late._applied))
+    assert sorted((shop.folder / "public/orders/data").iterdir()) == files, "nothing was written"
+    assert set(shop.sink(reads=True)._tables.places[ORDERS.qualified].live()) == {merged}
+
+
+@pytest.mark.parametrize("when", ["before it is read", "before it is committed"])
+def test_files_that_another_has_merged_and_removed_leave_upkeep_for_later(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    late, _ = _two_writers_of_two_files(shop, hole=False)
+    other = shop.sink(compact_files=2)
+    real, interfered = upkeep.merged, []
+
+    def between(place: Any, chosen: Any) -> Any:
+        if interfered:
+            return real(place, chosen)
+        interfered.append(when)
+        written = None if when == "before it is read" else real(place, chosen)
+        other._tables.upkeep[ORDERS.qualified].after_commit(other._signed(other._applied))
+        for _ in range(2):  # the last two snapshots stay
+            other._tables.places[ORDERS.qualified].write((), other._signed(other._applied))
+        other._tables.places[ORDERS.qualified].iceberg.expire(2**60)
+        return written or real(place, chosen)
+
+    monkeypatch.setattr(upkeep, "merged", between)
+    late._tables.upkeep[ORDERS.qualified].after_commit(late._signed(late._applied))
+    assert interfered
+    assert _by_id(held(shop.sink(reads=True), ORDERS)) == [order(key) for key in range(20)]
 
 
 def _two_writers_of_two_files(shop: Shop, *, hole: bool) -> tuple[Any, Any]:

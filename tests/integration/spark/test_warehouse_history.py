@@ -17,9 +17,9 @@ from pyiceberg.table import StaticTable
 from cdc.crashpoint import armed
 from cdc.errors import ConfigError, StoreError
 from cdc.model.batch import Op, topic_schema
-from cdc.model.pgtypes import INT4, TEXT
+from cdc.model.pgtypes import INT4, TEXT, TIME
 from cdc.model.position import ZERO_CUT, Cut
-from cdc.model.table import Column
+from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
 from tests.conftest import Database
 from tests.contract.labs import Lab
@@ -63,6 +63,22 @@ def test_versions_begin_and_end_where_changes_are(lab: Lab, ask: Ask) -> None:
     rebuilt.close()
     lab.sink(**KEPT).erase()
     assert lab.units.there() == []
+
+
+def test_a_key_of_type_time_ends_its_versions(lab: Lab, ask: Ask) -> None:
+    """The warehouse has no column type for it: it stands there as text."""
+    slots = Table(16409, "public", "slots", (Column("at", TIME, -1, "time", key=True), Column("what", TEXT, -1, "text")))
+    topic = TopicSchema.of(slots)
+    kept = {"tables": {"public.slots": {"history": True}}}
+    sink = lab.opened(**kept)
+    step(lab, sink, upserts(slots, 1, [{"at": at, "what": "a"} for at in ("08:00:00", "09:30:00.5", "24:00:00")]))
+    changes = [(Op.UPDATE, 4, {"at": "08:00:00", "what": "b"}), (Op.DELETE, 5, {"at": "24:00:00"})]
+    step(lab, sink, batch(slots, changes))
+    sink = lab.opened(**kept)  # no key is remembered
+    step(lab, sink, batch(slots, [(Op.DELETE, 6, {"at": "09:30:00.5"})]))
+    assert [row for part in sink.scan(topic) for row in part.to_pylist()] == [{"at": "08:00:00", "what": "b"}]
+    spans = [("a", 1, 4), ("a", 2, 6), ("a", 3, 5), ("b", 4, None)]
+    assert ask("what", "valid_from_position", "valid_to_position", table="public/slots_history") == spans
 
 
 def test_to_close_a_version_writes_no_other_again(lab: Lab) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime as dt
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from cdc.errors import ConfigError
 from cdc.model.batch import Op
@@ -46,6 +48,21 @@ def test_a_deleted_row_stays_marked_until_it_comes_back_and_no_audit_sees_it(lab
     rebuilt = rebuild(lab, **OWN)
     assert ask(*STATE) == before, "built again over what is there"
     assert _held(rebuilt) == [order(3, "again")]
+
+
+def test_a_rebuild_says_which_file_it_could_not_read(lab: Lab, ask: Ask) -> None:
+    sink = lab.opened(**OWN)
+    step(lab, sink, upserts(ORDERS, 1, [order(1), order(2)]), batch(ORDERS, [(Op.DELETE, 3, order(2))]))
+    step(lab, sink, upserts(ORDERS, 4, [order(3), order(4)]), batch(ORDERS, [(Op.DELETE, 5, order(4))]))
+    place = sink._opened()[2].places[ORDERS.qualified]  # type: ignore[attr-defined]
+    damaged = next(path for path in place.live() if 4 in place._read(path, place.iceberg.fields).column("id").to_pylist())
+    Path(damaged).write_bytes(b"no longer Parquet")
+    with capture_logs() as logged:
+        rebuild(lab, **OWN)
+    assert [(one["log_level"], one["facts"]["file"]) for one in logged if "cannot be read" in one["event"]] == [
+        ("warning", Path(damaged).name)
+    ]
+    assert ask(*STATE) == [(1, "new", False), (2, "new", True), (3, "new", False)]
 
 
 def test_what_is_read_again_as_it_is_changes_nothing(lab: Lab, ask: Ask) -> None:

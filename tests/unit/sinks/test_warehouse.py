@@ -13,11 +13,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.model.batch import Op
-from cdc.model.pgtypes import FLOAT4, INT4, INT8, NUMERIC, TEXT, TIMESTAMP
+from cdc.model.pgtypes import (
+    BOOL,
+    BYTEA,
+    DATE,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    NUMERIC,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UUID,
+)
 from cdc.model.table import Column, Table
 from cdc.model.topic import TopicField, TopicSchema
 from sinks.warehouse.catalog import DataFile
-from sinks.warehouse.columns import Add, Evolution, Rename, Widen, evolution, first_schema, iceberg_kind, labels, parse_schema
+from sinks.warehouse.columns import (
+    Add,
+    Evolution,
+    Rename,
+    Widen,
+    arrow_schema,
+    evolution,
+    first_schema,
+    iceberg_kind,
+    labels,
+    parse_schema,
+    to_rows,
+)
 from sinks.warehouse.keys import FileKeys, encode, key_plan, last_of_each
 from sinks.warehouse.names import safe
 from sinks.warehouse.options import MB, Options
@@ -84,6 +111,37 @@ def test_a_value_kept_as_exact_text_is_part_of_the_key() -> None:
     keys = encode(plan, changes.column, 3).to_pylist()
     assert len(set(keys)) == 3
     assert encode(plan, typed(texts, TopicSchema.of(table)).__getitem__, 3).to_pylist() == keys
+
+
+SCALARS = {
+    BOOL: ("t", "f"),
+    BYTEA: ("\\x00ff", "\\x"),
+    DATE: ("2020-02-29", "infinity"),
+    FLOAT4: ("0.5", "1.5"),
+    FLOAT8: ("0.1", "-2"),
+    INT2: ("1", "2"),
+    INT4: ("1", "-2"),
+    INT8: ("1", "9223372036854775807"),
+    NUMERIC: ("1.10", "1.1"),
+    TIME: ("00:00:00", "12:30:00.5", "23:59:59.999999", "24:00:00"),
+    TIMESTAMP: ("2020-01-01 00:00:00.5", "infinity"),
+    TIMESTAMPTZ: ("2020-01-01 00:00:00+00", "-infinity"),
+    UUID: ("7c5a8f5e-2d0e-4a3b-9f62-0d8f4a1c2b3d", "00000000-0000-0000-0000-000000000000"),
+}
+"""Type → values that a key column can have."""
+
+
+@pytest.mark.parametrize("kind", list(SCALARS))
+def test_a_key_of_any_type_is_found_among_rows_as_they_stand_in_the_table(kind: int) -> None:
+    table = Table(1, "s", "t", (Column("k", kind, -1, "", key=True), Column("l", TEXT, -1, "text", key=True)))
+    topic = TopicSchema.of(table)
+    plan = key_plan(topic)
+    assert plan is not None
+    came = upserts(table, 1, [{"k": text, "l": "x"} for text in SCALARS[kind]])
+    stored = to_rows(came, topic, arrow_schema(parse_schema(first_schema(topic))))
+    keys = encode(plan, came.column, came.num_rows).to_pylist()
+    assert encode(plan, stored.column, stored.num_rows).to_pylist() == keys
+    assert len(set(keys)) == len(SCALARS[kind])
 
 
 def test_widened_keys_are_still_equal() -> None:
