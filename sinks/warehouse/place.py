@@ -344,16 +344,16 @@ class TablePlace(TableFiles):
         chosen = [live[path] for path in paths]
         written = merged(self, chosen)
         added = [self.iceberg.data_file(written.path)] if written.rows else []
-        vectors = [live.vector for live in chosen if live.vector is not None]
-        changes = Changes(added, [live.file for live in chosen], drop_vectors=vectors, rewrite=True)
+        vectors = [one.vector for one in chosen if one.vector is not None]
+        changes = Changes(added, [one.file for one in chosen], drop_vectors=vectors, rewrite=True)
         try:
             self.iceberg.commit(self.iceberg.begin(), changes, replace(signed, mark=self.mark), {})
         except CommitConflict:
             self.folder.storage.remove(written.path)
             raise
-        for live in chosen:
-            del self._live[live.file.path]
-            self._bounds = {key: value for key, value in self._bounds.items() if key[0] != live.file.path}
+        for one in chosen:
+            del self._live[one.file.path]
+            self._bounds = {key: value for key, value in self._bounds.items() if key[0] != one.file.path}
         for file in added:
             self._live[file.path] = Live(file)
         self._live_at = self.iceberg.snapshot

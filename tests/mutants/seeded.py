@@ -114,7 +114,8 @@ MUTANTS = (
     ),
     Mutant(
         "a last group without its changes is kept", "cdc/log/embedded/verdicts.py",
-        "return found.vouched is False and not found.followed and not found.whole", "return False", (CRASH,),
+        "return found.vouched is False and not found.followed and not found.whole", "return False",
+        (f"{RECOVER}::test_a_last_group_whose_changes_did_not_reach_the_disk_is_dropped",),
     ),
     Mutant(
         "a damaged group is dropped though it was confirmed", "cdc/log/embedded/recover.py",
