@@ -20,7 +20,7 @@ from cdc.model.evolution import TopicChange
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
 from sinks.barrier import RowsBefore, rows_before_change
-from sinks.contract import DeadLetter, Outcome, Sink
+from sinks.contract import DeadLetter, Deferring, Outcome, Sink
 from sinks.deadletters import LETTERS_MAX, Letter, LetterBox, Letters, LetterState, as_deletes, box_of, last_of_keys
 from sinks.holding import failures_of
 from sinks.reshape import conformed, rekeyed
@@ -81,7 +81,7 @@ def _letters(box: LetterBox, changes: pa.RecordBatch, found: Mapping[int, DeadLe
 
 def carried(sink: Sink, log: LogReader, held: TopicSchema | None, change: TopicChange) -> None:
     """Before a change of the definition writes a table's rows again: those that fail are not among them, so their letters go on, under the key that the row has
-    from here on, and what an operator has corrected is gone."""
+    from here on, and what an operator has corrected is gone. A store that has yet to commit what came before names them itself then: it may end some of them."""
     box = box_of(sink)
     if box is None or held is None or rows_before_change(held, change) is not RowsBefore.AGAIN:
         return
@@ -92,7 +92,7 @@ def carried(sink: Sink, log: LogReader, held: TopicSchema | None, change: TopicC
         if letter.state is LetterState.EDITED:
             gone, _ = put_in_place(sink, box, letter, as_deletes(conformed(row, held)))
             left = replace(gone.undecided(), stands_at=gone.stands_at)
-        if rekeyed(held, change.schema):
+        if rekeyed(held, change.schema) and not isinstance(sink, Deferring):
             place = box.places(conformed(row, change.schema))[0].as_py()
             left = left if place is None else replace(left, key=place)
         if left != letter:

@@ -65,10 +65,11 @@ class _LastChanges:
 
 @dataclass(frozen=True, slots=True)
 class _Late:
-    """Changes that other rows may be in the way of. ``why``: of each."""
+    """Changes that other rows may be in the way of. ``why``: of each; ``stuck``: why what stands in their places could not go."""
 
     changes: _LastChanges
     why: Sequence[RowRefusal]
+    stuck: RowRefusal | None = None
 
 
 class SqlRowWriter:
@@ -174,9 +175,10 @@ class SqlRowWriter:
         self.sort_late()
         late, self._late = self._late, []
         for one in late:
-            if one.changes.gone.any():
+            stuck = one.why[0] if one.changes.gone.any() else one.stuck
+            if stuck is not None:
                 raise StoreError(
-                    f"rows of {self._table.place} are to go, and cannot: {one.why[0].reason}",
+                    f"rows of {self._table.place} are to go, and cannot: {stuck.reason}",
                     retryable=False,
                     hint="rows of another table refer to them: drop that constraint, or the trigger, in the store's database",
                 )
@@ -209,18 +211,21 @@ class SqlRowWriter:
         schema, enough = changes.schema, self._draft.enough(self._rows)
         with self._staged(changes) as staged:
             staged.number()
-            kept = self._removed(changes, staged, np.flatnonzero(changes.gone).tolist())
+            going = np.flatnonzero(changes.gone).tolist()
+            kept = _going(changes, going, self._removed(changes, staged, going))
             found = sorted_out(len(changes.rows), lambda begin, end: self._piece(schema, staged, begin, end), enough, why)
             staged.leave(found)
-            kept += self._removed(changes, staged, sorted(found))
+            stuck = self._removed(changes, staged, sorted(found))
         if enough(len(found)):
             self._set_some_aside(changes, found)
             raise AssertionError("the store does not stop, and not every row was looked at")
         self._taken(changes, found)
-        self._set_some_aside(changes, {number: one for number, one in found.items() if not one.of_others})
+        dead = {number: one for number, one in found.items() if not one.of_others}
+        self._set_some_aside(changes, dead)
+        kept += _going(changes, sorted(dead), stuck)
         waits = [number for number in sorted(found) if found[number].of_others]
-        if waits:
-            kept.append(_Late(changes.only(waits), [found[number] for number in waits]))
+        if waits:  # these may be there yet, and then nothing in their places goes
+            kept.append(_Late(changes.only(waits), [found[number] for number in waits], stuck))
         self._late += kept
         return len(waits) < len(changes.rows)
 
@@ -232,17 +237,16 @@ class SqlRowWriter:
             return error.refusal
         return None
 
-    def _removed(self, changes: _LastChanges, staged: StagedRows, numbers: Sequence[int]) -> list[_Late]:
-        """Removes the rows of the staged keys that go, these. Returns them where they cannot go yet."""
+    def _removed(self, changes: _LastChanges, staged: StagedRows, numbers: Sequence[int]) -> RowRefusal | None:
+        """Removes the rows of the staged keys that go, these. Returns why they cannot go yet, where they cannot."""
         if not numbers or not changes.schema.key:
-            return []
+            return None
         try:
             with self._session.attempt():
                 self._table.remove(changes.schema, staged)
         except RowsRefused as error:
-            going = replace(changes.only(numbers), gone=np.ones(len(numbers), np.bool_))
-            return [_Late(going, [error.refusal])]
-        return []
+            return error.refusal
+        return None
 
     def _taken(self, changes: _LastChanges, refused: Mapping[int, RowRefusal]) -> None:
         written = np.ones(len(changes.rows), np.bool_)
@@ -314,8 +318,9 @@ class SqlRowWriter:
         return None
 
     def _try_letters_again(self, before: TopicSchema) -> None:
-        """After a change of the definition: each of the topic's rows that stands aside may fit now, and has its place under the new key."""
-        mine = {int(one.position): one for one in self._draft.known.of(self._topic) if one.key is not None and not one.failed}
+        """After a change of the definition: each of the topic's rows that stands aside has its place under the new key, and may fit now, unless an expression fails
+        for it."""
+        mine = {int(one.position): one for one in self._draft.known.of(self._topic) if one.key is not None}
         if not mine:
             return
         schema = self.shape.schema
@@ -329,7 +334,7 @@ class SqlRowWriter:
             corrected = [mine[position].state is LetterState.EDITED for position in at]
             for position in (position for position, edited in zip(at, corrected, strict=True) if edited and not schema.key):
                 self._reshape_standing(mine[position], before)
-            again = [row for row, edited in enumerate(corrected) if not edited]
+            again = [row for row, edited in enumerate(corrected) if not edited and not mine[at[row]].failed]
             if again:
                 self._rows = max(self._rows, len(again))
                 changes = _LastChanges(schema, rows.take(pa.array(again)), np.zeros(len(again), np.bool_))
@@ -393,6 +398,13 @@ class SqlRowWriter:
         if found and schema.key:
             self._table.remove(schema, staged)
         return found
+
+
+def _going(changes: _LastChanges, numbers: Sequence[int], stuck: RowRefusal | None) -> list[_Late]:
+    """These, as rows that have yet to go. ``stuck``: why they could not."""
+    if stuck is None or not numbers:
+        return []
+    return [_Late(replace(changes.only(numbers), gone=np.ones(len(numbers), np.bool_)), [stuck])]
 
 
 def _letters(topic: str, places: Iterable[tuple[int, str, RowRefusal]]) -> list[Letter]:

@@ -22,7 +22,7 @@ from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
 from cdc.state.letterrequests import LetterAnswer, LetterRequest, Verb
 from sinks import deadletters, options_model
-from sinks.contract import Outcome
+from sinks.contract import Deferring, Outcome
 from sinks.deadletters import LetterBox, LetterState, box_of
 from tests.contract.labs import LANES, Lab
 from tests.contract.rows import Row, batch, schema, upserts
@@ -190,6 +190,28 @@ def test_a_row_that_fails_keeps_its_letter_under_another_key(failed: Followed) -
     failed.takes(schema(rekeyed, 6))
     assert (_ids(failed, rekeyed), failed.letters) == (["1"], [(4, LetterState.ASIDE)])
     failed.takes(batch(rekeyed, [(Op.UPDATE, 7, row(2))]))
+    assert (_ids(failed, rekeyed), failed.letters) == (["1", "2"], [])
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize("decided", [False, True])
+def test_a_letter_that_ends_right_before_the_key_changes_is_gone(
+    lab: Lab, failed: Followed, decided: bool, interrupted: bool
+) -> None:
+    """Both with one commit, where the store commits."""
+    if lab.staged and not isinstance(failed.sink, Deferring):
+        pytest.skip("the store of tests that commits names its letters before that")
+    columns = tuple(dataclasses.replace(one, key=one.name in ("id", "a")) for one in TABLE.columns)
+    rekeyed = dataclasses.replace(TABLE, columns=columns)
+    if decided:
+        assert failed.decide(Verb.EDIT, 4, ratio="42").done
+    for one in (batch(TABLE, [(Op.UPDATE, 6, row(2, b="2"))]), schema(rekeyed, 7)):
+        lab.log.put(one)
+    if interrupted:
+        failed.take(7)
+        failed = Followed(lab, **SAID)
+    failed.take(7)
+    failed.commit(7)
     assert (_ids(failed, rekeyed), failed.letters) == (["1", "2"], [])
 
 

@@ -5,6 +5,7 @@ What every store does with dead letters is in tests/contract/test_dead_letters.p
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -217,6 +218,95 @@ def test_a_row_that_others_refer_to_cannot_be_set_aside_and_that_is_named(lab: L
     assert not failure.value.retryable
     assert "canary" not in failure.value.line()
     assert lab.applied().position == 2, "nothing of it is there"
+
+
+def test_a_row_that_had_to_wait_is_there_in_the_end(lab: Lab, server: Do) -> None:
+    """Row 1 waits for the value that row 2 gives up, and what stood in its place cannot go while others refer to it."""
+    second, third = replace(PAIRS, oid=16998, name="second"), replace(PAIRS, oid=16997, name="third")
+    sink = lab.opened()
+    begun = [order(1, note="a"), order(2, note="b")]
+    step(lab, sink, upserts(ORDERS, 1, begun), upserts(second, 3, [pair(1)]), upserts(third, 4, [pair(1)]))
+    server("alter table public.orders add unique (note)")
+    for name in ("second", "third"):
+        server(f"alter table public.{name} add column of bigint generated always as (a::bigint) stored")
+    server("alter table public.second add foreign key (of) references public.orders, add unique (of)")
+    server("alter table public.third add column up bigint generated always as (case when a::int < 5 then a::bigint end) stored")
+    server("alter table public.third add column top bigint generated always as (case when a::int > 5 then a::bigint end) stored")
+    server(
+        "alter table public.third add foreign key (up) references public.second (of), add foreign key (top) references public.orders"
+    )
+    step(
+        lab,
+        sink,
+        batch(
+            ORDERS,
+            [(Op.UPDATE, 5, order(1, note="b")), (Op.UPDATE, 6, order(2, note="c")), (Op.INSERT, 7, order(7, note="z"))],
+        ),
+        batch(second, [(Op.DELETE, 8, pair(1))]),
+        batch(third, [(Op.DELETE, 9, pair(1)), (Op.INSERT, 10, pair(7))]),
+    )
+    assert [(row["id"], row["note"]) for row in held(sink, ORDERS)] == [("1", "b"), ("2", "c"), ("7", "z")]
+    assert letters(sink) == []
+
+
+@pytest.mark.parametrize("where", ["orders", "orders_history"])
+@pytest.mark.parametrize("how", ["", "using constraint = new.status, column = new.status", "using errcode = 'HW001'"])
+def test_what_somebodys_trigger_says_of_a_row_is_repeated_nowhere(lab: Lab, server: Do, where: str, how: str) -> None:
+    sink = lab.opened(tables={"public.orders": {"history": True}})
+    step(lab, sink, upserts(ORDERS, 1, [order(9)]))
+    server(
+        f"""create function public.telling() returns trigger language plpgsql as $$ begin
+        if new.status = 'canary' then raise exception 'no % here', new.status {how}; end if; return new; end $$"""
+    )
+    server(f"create trigger telling before insert or update on public.{where} for each row execute function public.telling()")
+    told = ""
+    try:
+        step(lab, sink, upserts(ORDERS, 2, [order(1, CANARY), order(2)]))
+    except StoreError as error:
+        told = error.line() + repr(error) + str(error.hint)
+    assert told or len(letters(sink)) == 1
+    assert CANARY not in told + str(letters(sink))
+
+
+@pytest.mark.parametrize("ends", ["delete", "truncate"])
+def test_a_letter_whose_row_goes_with_the_same_commit_is_gone_too(lab: Lab, ask: Ask, ends: str) -> None:
+    sink = lab.opened()
+    step(lab, sink, upserts(ORDERS, 1, [order(1, note="a"), order(2, note="b")]))
+    ask("alter table public.orders alter column note set not null")
+    last = (Op.DELETE, 5, order(1)) if ends == "delete" else (Op.TRUNCATE, 5, {})
+    step(lab, sink, batch(ORDERS, [(Op.UPDATE, 3, order(1, note=None)), (Op.INSERT, 4, order(3, note="c"))]), batch(ORDERS, [last]))
+    assert (ids(sink), letters(sink)) == (["2", "3"] if ends == "delete" else [], [])
+    step(lab, sink, upserts(ORDERS, 6, [order(1, note=None)]))
+    assert len(letters(sink)) == 1
+    step(lab, sink, batch(ORDERS, [(Op.TRUNCATE, 7, {})]))
+    assert (ids(sink), letters(sink), letters(lab.sink())) == ([], [], [])
+
+
+def test_a_row_that_is_tried_again_and_refused_otherwise_says_so(lab: Lab, server: Do) -> None:
+    sink = lab.opened()
+    step(lab, sink, upserts(ORDERS, 1, [order(1, note="a")]))
+    server("alter table public.orders add constraint first_rule check (length(note) < 5)")
+    step(lab, sink, upserts(ORDERS, 2, [order(2, note=CANARY)]))
+    server("alter table public.orders drop constraint first_rule, alter column note type varchar(5)")
+    assert decide(lab, sink, Verb.REPLAY, "public.orders@2") == [False]
+    assert letters(sink) == [("public.orders", 2, "the table does not take its values (SQLSTATE 22001)")] == letters(lab.sink())
+    server("alter table public.orders alter column note type text")
+    assert decide(lab, sink, Verb.REPLAY, "public.orders@2") == [True]
+    assert (ids(sink), letters(sink)) == (["1", "2"], [])
+
+
+def test_a_store_that_refuses_every_row_stops_soon(lab: Lab, server: Do) -> None:
+    """Whether a row may be tried again or not."""
+    sink = lab.opened()
+    step(lab, sink, upserts(ORDERS, 1, [order(9999)]))
+    server("create function public.never() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$")
+    server("create trigger never before insert or update on public.orders for each row execute function public.never()")
+    begun = time.process_time()
+    with pytest.raises(StoreError, match=r"refuses \d+ of 2000 rows of public\.orders") as failure:
+        step(lab, sink, upserts(ORDERS, 2, [order(key) for key in range(2000)]))
+    assert "cdc dlq ls" in str(failure.value.hint)
+    assert time.process_time() - begun < 10
+    assert ids(sink) == ["9999"]
 
 
 def test_a_store_of_which_too_much_is_refused_stops_once_its_letters_are_there(lab: Lab, ask: Ask) -> None:

@@ -66,7 +66,7 @@ class PostgresSession:
                 yield
         except (self._errors, SQLAlchemyError) as error:
             diagnosis = _cause(error, "diag")
-            names = (getattr(diagnosis, f"{what}_name", None) for what in ("column", "constraint"))
+            names = (None if _raised(diagnosis) else getattr(diagnosis, f"{what}_name", None) for what in ("column", "constraint"))
             found = refused(_cause(error, "sqlstate"), *names)
             if found is not None:
                 raise found from None
@@ -159,6 +159,8 @@ class PostgresDatabase:
         where = "".join(
             f", {word} {name}" for word in ("table", "column", "constraint") if (name := getattr(diagnosis, f"{word}_name", None))
         )
+        if _raised(diagnosis) or (state or "").startswith("P0"):
+            said, where = f"an error that a trigger or a function raises (SQLSTATE {state})", ""
         hint = f"see that stores.{self._store}.url is right and that the database answers there"
         if state == _RIGHTS:
             hint = (
@@ -178,6 +180,11 @@ def _cause(error: BaseException, name: str) -> Any:
     """An attribute of the driver's own error."""
     own = error.orig if isinstance(error, DBAPIError) else error
     return getattr(own, name, None)
+
+
+def _raised(diagnosis: Any) -> bool:
+    """Whether a function of the user's has made up the error: any part of it may be a row's value."""
+    return getattr(diagnosis, "source_function", None) == "exec_stmt_raise"
 
 
 def _first_line(error: Exception) -> str:
