@@ -19,6 +19,7 @@ from cdc.embedded.opensearch import OpenSearch
 from tests.conftest import Cache, Database
 from tests.end_to_end.daemon import DEADLINE_S, Daemon
 from tests.integration.test_audit import CacheKeys, Index
+from tests.waiting import until
 
 CANARY: Final = "canary-9f2c"
 """Stands in the rows that are repaired, and must not be said."""
@@ -107,6 +108,7 @@ def test_a_running_daemon_repairs_every_kind_of_drift_under_traffic(
 
     daemon.start()
     try:
+        until(lambda: daemon.position() > 0, timeout_s=DEADLINE_S)  # before that there is no log to compare with
         assert cdc("audit", code=0).count(": equal at ") == len(STORES)
         older = {name: store.read(130) for name, store in stores.items()}
         sql.execute("update public.t set a = a || ' newer' where id = 130")
