@@ -12,8 +12,8 @@ from cdc.state.letterrequests import Verb
 from sinks import make_sink
 from sinks.deadletters import LetterState
 from sinks.events import heldback
-from sinks.events.webhook import channel as webhook
 from sinks.events.redisstream import channel as stream
+from sinks.events.webhook import channel as webhook
 from tests.contract.eventlabs import LABS, STORE, EventLab, StreamLab
 
 KINDS = [pytest.param(kind, marks=[getattr(pytest.mark, kind)] if kind == "kafka" else []) for kind in LABS]
