@@ -167,11 +167,12 @@ class HeldBack:
         """Whether ``changes`` would give something."""
         return bool(self._changed)
 
-    def changes(self) -> dict[str, str | None]:
-        """What is to be kept since the last call, by id: the new texts; None of what is held back no longer."""
-        found = {letter_id(at): self._text(at) for at in sorted(self._changed, key=lambda one: one[1])}
-        self._changed = set()
-        return found
+    def changes(self, upto: int) -> dict[At, str | None]:
+        """What is to be kept from here on of events up to there, and was not given yet: the new texts; None of what is held back no longer. A place must never
+        keep more than that beside a mark that says ``upto``: what is held back already is not looked at again, and what goes on before it comes would come twice."""
+        given = sorted((at for at in self._changed if at[1] <= upto), key=lambda one: one[1])
+        self._changed.difference_update(given)
+        return {at: self._text(at) for at in given}
 
     def check(self, known: set[str], given: int) -> None:
         """Raises StoreError where too much is set aside. ``known``: the ids of letters that were there before the last ``given`` events came."""

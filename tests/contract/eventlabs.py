@@ -74,12 +74,20 @@ class EventLab(ABC):
     def following(self, *, first: bool = True, **more: Any) -> Iterator[Follower]:
         """``first``: to the log's head, before anything else."""
         follower = self.begin(**more)
-        if first:
-            follower.follow_to(self.log.head)
         try:
+            if first:
+                self.follow(follower)
             yield follower
         finally:
             self.end(follower)
+
+    def follow(self, follower: Follower) -> None:
+        """To the log's head. A store that cannot come there says what it waits for."""
+        ends = threading.Timer(150, follower._stop.set)
+        ends.start()
+        follower.follow_to(self.log.head)
+        ends.cancel()
+        assert follower.applied == self.log.head, follower.status.error
 
     def end(self, follower: Follower) -> None:
         self.open_ones.remove(follower)
@@ -89,7 +97,7 @@ class EventLab(ABC):
     def decide(self, follower: Follower, verb: Verb, position: int) -> LetterAnswer:
         request = LetterRequest(verb, [f"outbox.order@{position}"], "somebody")
         name = letterrequests.ask(self.folder, STORE, request)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 90
         while time.monotonic() < deadline:
             if follower.applied == self.log.head:
                 follower.follow_to(self.log.head)
@@ -102,7 +110,7 @@ class EventLab(ABC):
 
     def set_aside(self, follower: Follower, *numbers: int) -> None:
         """Waits until exactly these are dead letters."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 90
         while sorted(found := [int(one.position) for one in follower._opening.letters()]) != sorted(numbers):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"set aside: {found}, not {numbers}")
@@ -111,7 +119,7 @@ class EventLab(ABC):
 
     def arrive(self, *numbers: int) -> None:
         """Waits until exactly these are there, in any order over all."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 90
         while sorted(found := self.numbers()) != sorted(numbers):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"arrived: {found}, not {numbers}")
@@ -198,7 +206,7 @@ class KafkaLab(EventLab):
 
     def options(self, **more: Any) -> StoreOptions:
         given = {"servers": self.kafka.servers, "topic": self.prefix + ".{topic}", "ledger": f"__{self.prefix}.{{store}}"}
-        wide = {"message_bytes_max": 4_000_000, "compression": "none", "timeout_s": 5.0}
+        wide = {"message_bytes_max": 4_000_000, "compression": "none", "timeout_s": 20.0}
         return KafkaOptions.model_validate({"kind": self.kind, "create": True, "begin": "start", **given, **wide, **more})
 
     def narrow(self, narrow: bool) -> None:

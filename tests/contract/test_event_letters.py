@@ -12,8 +12,9 @@ from cdc.state.letterrequests import Verb
 from sinks import make_sink
 from sinks.deadletters import LetterState
 from sinks.events import heldback
+from sinks.events.redisstream import channel as stream
 from sinks.events.webhook import channel as webhook
-from tests.contract.eventlabs import LABS, STORE, EventLab
+from tests.contract.eventlabs import LABS, STORE, EventLab, StreamLab
 
 KINDS = [pytest.param(kind, marks=[getattr(pytest.mark, kind)] if kind == "kafka" else []) for kind in LABS]
 
@@ -109,3 +110,41 @@ def test_without_an_order_nothing_waits(lab: EventLab, long: int) -> None:
     lab.put(*[("a", at == long) for at in range(5)])
     with lab.following(order="none"):
         lab.arrive(*[at for at in range(1, 6) if at != long + 1])
+
+
+def test_a_place_that_takes_longer_ones_by_now_is_asked_again(lab: EventLab) -> None:
+    lab.put(("a", True), ("a", False))
+    with lab.following() as follower:
+        lab.narrow(False)
+        assert lab.decide(follower, Verb.REPLAY, 1).done
+        lab.arrive(1, 2)
+    assert lab.numbers() == [1, 2]
+
+
+@pytest.mark.parametrize("call", range(1, 5))
+def test_a_replay_that_breaks_off_between_two_calls_loses_nothing(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    lab = StreamLab(tmp_path, request.getfixturevalue)
+    lab.narrow(True)
+    calls = 0
+
+    def broken(point: str) -> None:
+        nonlocal calls
+        calls += point == "redisstream.sent"
+        if calls == call and point == "redisstream.sent":
+            raise ConnectionError
+
+    try:
+        lab.put(("a", True), *[("a", False)] * 5)
+        with lab.following() as follower:
+            lab.narrow(False)
+            monkeypatch.setattr(stream, "CALL_EVENTS", 2)
+            monkeypatch.setattr(stream, "crashpoint", broken)
+            lab.decide(follower, Verb.REPLAY, 1)
+            lab.arrive(*range(1, 7))
+        assert calls >= 4
+        assert lab.numbers() == [1, 2, 3, 4, 5, 6]
+        assert letters(lab) == []
+    finally:
+        lab.close()

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.errors import StoreError
+from sinks.events.heldback import At, letter_id
 from sinks.events.kafka.client import Brokers
 from sinks.events.standing import EventStanding
 
@@ -50,10 +51,10 @@ class Ledger:
         """So many events were held back when it was read last."""
         self._key = brokers.store.encode()
 
-    def messages(self, standing: EventStanding, changes: Mapping[str, str | None], held: int) -> Iterator[dict[str, Any]]:
+    def messages(self, standing: EventStanding, changes: Mapping[At, str | None], held: int) -> Iterator[dict[str, Any]]:
         """The messages that say so, as the client takes them. ``changes``: of what is held back (``HeldBack.changes``), which are ``held`` events from here on."""
-        for one, text in changes.items():
-            yield self._message(self._key + _HELD + one.encode(), None if text is None else text.encode())
+        for at, text in changes.items():
+            yield self._message(self._key + _HELD + letter_id(at).encode(), None if text is None else text.encode())
         yield self._message(self._key, json.dumps(standing.to_fields() | {"held": str(held)}).encode())
 
     def _message(self, key: bytes, value: bytes | None) -> dict[str, Any]:

@@ -43,7 +43,10 @@ def _headers(event_id: str, written: str | None) -> Headers:
     """The application's, as text, and ``id`` behind them, so that it is the last of that name, which is what clients ask for."""
     found: Headers = []
     if written is not None:
-        said = json.loads(written)
+        try:
+            said = json.loads(written)
+        except (ValueError, RecursionError):  # a number of more digits than Python reads, or brackets within brackets
+            said = None
         found = (
             [(name, _text(value)) for name, value in said.items()] if isinstance(said, Mapping) else [("headers", written.encode())]
         )

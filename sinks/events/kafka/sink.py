@@ -69,6 +69,8 @@ class KafkaChannel(MarkedChannel):
         self._failed: tuple[KafkaError, str] | None = None
         self._too_long = 0
         """The longest message of those that a broker has found too long."""
+        self._sends_alone = False
+        """What is on its way is one event by itself: that it is refused says nothing of the batches."""
 
     def standing(self) -> EventStanding | None:
         deadline = time.monotonic() + _SETTLES_S
@@ -144,6 +146,8 @@ class KafkaChannel(MarkedChannel):
                 self._commit(self._known)
             refused = self._send_alone(one, lambda: None, Position(position))
             if refused is not None:
+                if self._holding.letters.room <= 0:
+                    raise self._holding.no_room()
                 topic, queue = one.column("topic")[0].as_py(), queue_names(one)[0].as_py()
                 self._holding.set_aside((topic, position), queue, refused)
                 left = self._holding.divide(left, {}, bounded=False).free
@@ -161,12 +165,13 @@ class KafkaChannel(MarkedChannel):
     def _send_alone(self, events: EventBatch, taken: Callable[[], None], upto: Position) -> str | None:
         """In a transaction of their own. Returns why not, where the one event, or the first of them, is too long for the topic."""
         assert self._producer is not None
+        self._sends_alone = len(events) == 1
         try:
             self._put_all(events)
             with self._errors():
                 self._await_taken()
         except StoreError:
-            if not self._too_long or len(events) > 1:
+            if not (self._too_long and self._sends_alone):
                 raise
             self._producer.purge()
             self._failed, self._too_long, self._open = None, 0, Filling()
@@ -174,6 +179,8 @@ class KafkaChannel(MarkedChannel):
             topic, size = self._options.topic_of(events.column("topic")[0].as_py()), int(sizes_of(events)[0])
             self._limits.refused(topic, size)
             return f"it has {size} bytes with key and headers, and the topic takes no message of that length (max.message.bytes)"
+        finally:
+            self._sends_alone = False
         if len(events) == 1:
             self._limits.taken(self._options.topic_of(events.column("topic")[0].as_py()), int(sizes_of(events)[0]))
         taken()
@@ -252,7 +259,7 @@ class KafkaChannel(MarkedChannel):
         with self._errors():
             self._begin_transaction()
             held = self._holding
-            for message in self._ledger.messages(standing, held.changes(), len(held)):
+            for message in self._ledger.messages(standing, held.changes(int(standing.progress)), len(held)):
                 self._produce(message)
             self._await_taken()
             crashpoint("kafka.before_commit")
@@ -305,7 +312,7 @@ class KafkaChannel(MarkedChannel):
         if self._failed is None:
             return
         error, topic = self._failed
-        if self._too_long:
+        if self._too_long and not self._sends_alone:
             self._limits.failed(topic, self._too_long)
         raise self._brokers.refused(error, topic)
 

@@ -21,6 +21,7 @@ from sinks.cache.wire import Reply, bulk, command
 from sinks.contract import EpochPassed, Traits
 from sinks.events.event import NO_EVENTS, EventBatch
 from sinks.events.eventcolumns import moments
+from sinks.events.heldback import At, letter_id
 from sinks.events.markedchannel import MarkedChannel
 from sinks.events.redisstream import script
 from sinks.events.redisstream.options import Options
@@ -77,6 +78,10 @@ class StreamChannel(MarkedChannel):
         self._done(self._call(script.BEGIN, [self._ledger], standing.epoch, *fields))
         self._take_hold()
         self._known = standing
+
+    def again(self, at: At) -> str | None:
+        self._server.refuse_unfit()  # somebody may have set it otherwise for just that
+        return super().again(at)
 
     def _kept(self) -> Mapping[str, str]:
         with self._server.errors():
@@ -189,21 +194,24 @@ class StreamChannel(MarkedChannel):
         at = np.array([3 + streams.index(self._options.stream_of(one)) for one in topics.dictionary.to_pylist()], np.int64)
         entries = _entries(events, at[topics.indices.to_numpy()])
         keys = [self._ledger, self._held_at, *streams]
-        changes = self._holding.changes()
-        kept = [item for pair in changes.items() if pair[1] is not None for item in pair]
-        gone = [one for one, text in changes.items() if text is None]
+        again = after == upto
+        released = dict.fromkeys(zip(events.column("topic").to_pylist(), events.positions.tolist(), strict=True)) if again else {}
+        ids = [letter_id(at) for at in released]
         for first, end in _stretches(entries.offsets) or [(0, 0)]:
-            to = int(events.positions[end - 1]) if end < count else upto
-            again = after == upto
+            to = int(events.positions[end - 1]) if end < count and not again else upto
+            # What goes on after all is held back until the call that brings it: of the next one nobody knows whether it comes.
+            changes = {} if again and first else {at: text for at, text in self._holding.changes(to).items() if at not in released}
+            kept = [item for at, text in changes.items() if text is not None for item in (letter_id(at), text)]
+            gone = [*(letter_id(at) for at, text in changes.items() if text is None), *ids[first:end]]
             head = [
                 *("EVAL", script.DELIVER, len(keys), *keys, known.log, known.history, known.epoch),
-                *(after, after if again else to, self._options.maxlen or 0, len(kept) // 2, len(gone), *kept, *gone),
+                *(after, to, self._options.maxlen or 0, len(kept) // 2, len(gone), *kept, *gone),
             ]
             start, stop = entries.texts.offsets[first], entries.texts.offsets[end]
             items = len(head) + int(entries.items[first:end].sum())
             words = [item if isinstance(item, bytes) else str(item).encode() for item in head]
             yield b"*%d\r\n" % items + b"".join(map(bulk, words)) + entries.texts.data[start:stop].tobytes()
-            after, kept, gone = after if again else to, [], []
+            after = to
 
 
 class _Entries:

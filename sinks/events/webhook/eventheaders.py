@@ -31,7 +31,10 @@ def as_headers(written: str | None) -> dict[str, str]:
     """
     if written is None:
         return {}
-    said = json.loads(written)
+    try:
+        said = json.loads(written)
+    except (ValueError, RecursionError):  # a number of more digits than Python reads, or brackets within brackets
+        return dict(OMITTED)
     found: dict[str, str] = {}
     for name, value in (said if isinstance(said, Mapping) else {"headers": said}).items():
         text = _text(value)

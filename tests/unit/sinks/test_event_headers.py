@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sinks.events.kafka.messages import _headers
 from sinks.events.webhook.eventheaders import HEADERS_BYTES_MAX, OMITTED, as_headers
 
 TOKEN = re.compile(r"(?:[!#$&'*+.^_`|~0-9a-z-]|%[0-9A-F]{2})+")
@@ -57,6 +58,12 @@ def test_names_that_differ_in_case_alone_are_one_header() -> None:
 
 def test_what_is_too_long_is_left_out_and_said() -> None:
     assert as_headers(json.dumps({"a": "x" * HEADERS_BYTES_MAX})) == OMITTED
+
+
+@pytest.mark.parametrize("odd", ['{"n": 1' + "0" * 5000 + "}", '{"n": ' + "[" * 200_000 + "]" * 200_000 + "}"])
+def test_what_the_database_takes_as_json_and_python_does_not_stops_nothing(odd: str) -> None:
+    assert as_headers(odd) == OMITTED
+    assert ("headers", odd.encode()) in _headers("1", odd)
 
 
 def test_what_is_no_object_is_one_header() -> None:
