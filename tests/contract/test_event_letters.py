@@ -92,8 +92,17 @@ def test_they_are_bounded(lab: EventLab, monkeypatch: pytest.MonkeyPatch) -> Non
     lab.put(("a", True))
     lab.put(*[("a", False)] * 5, ("b", False))
     follower = lab.begin()
-    threading.Timer(3.0, follower._stop.set).start()
+
+    def stop_when_full() -> None:
+        try:
+            until(lambda: f"cdc dlq ls {STORE}" in str(follower.status.error))
+        finally:
+            follower._stop.set()
+
+    watcher = threading.Thread(target=stop_when_full)
+    watcher.start()
     follower.follow_to(lab.log.head)
+    watcher.join()
     assert follower.status.state == "waiting"
     assert f"cdc dlq ls {STORE}" in str(follower.status.error)
     assert lab.numbers() == []

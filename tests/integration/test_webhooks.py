@@ -159,7 +159,7 @@ def test_an_events_headers_go_along_and_take_no_others_place(stage: Stage) -> No
     assert found == {
         "event-tenant": "ours",
         "traceparent": "00-4bf9-00f0-01",
-        "event-authorization": "Bearer forged",
+        "event-authorization": "Bearer%20forged",
         "event-webhook-id": "forged",
         "event-x": "a%0D%0Ab:%20c",
     }
