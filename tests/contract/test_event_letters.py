@@ -15,6 +15,7 @@ from sinks.events import heldback
 from sinks.events.redisstream import channel as stream
 from sinks.events.webhook import channel as webhook
 from tests.contract.eventlabs import LABS, STORE, EventLab, StreamLab
+from tests.waiting import until
 
 KINDS = [pytest.param(kind, marks=[getattr(pytest.mark, kind)] if kind == "kafka" else []) for kind in LABS]
 
