@@ -1,0 +1,442 @@
+"""One view kept up: each step takes a range of the log, has the kernel compute what it changes, hands that over to the inbox, and only then
+makes the kernel's state durable.
+
+A step's output is a pure function of its range, and the log keeps, in the same cut as the output, a mark that says which range it was
+(``cdc.views.marks``). So a process that ends anywhere in between is followed by one that reads the mark, computes what the state lacks
+again, and hands over what the log lacks: ``cdc.derive.course`` decides that. Of two processes the inbox lets only the one hand over that
+began last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import structlog
+
+from cdc.clock import MACHINE, Clock
+from cdc.crashpoint import crashpoint
+from cdc.derive.course import Course, Decision, StateFacts, decide
+from cdc.derive.netting import Redefined, TopicReads, loaded, net
+from cdc.derive.pieces import difference, pieces
+from cdc.derive.ports import BoundView, DeclaredView
+from cdc.derive.statefolder import StateFolder
+from cdc.derive.wholeness import lacking
+from cdc.errors import HeadwaterError, PositionGone, Stopped, StopState
+from cdc.inbox.handover import Handover, HandoverDeadline
+from cdc.log.contract import LogReader
+from cdc.model.batch import META_FIELDS
+from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
+from cdc.model.topic import TopicSchema
+from cdc.replay.state import definition_at, rows_as_of
+from cdc.views.contract import Delta, Kernel, ViewRefused
+from cdc.views.marks import ViewMark, producer_of, topic_of
+
+MARK_S: Final = 1.0
+"""A mark that brings no changes is handed over so often at most."""
+FORMAT: Final = 1
+"""Of what is computed: another version of Headwater that computes otherwise has another."""
+_NEVER: Final = 10.0**9
+_REDEFINED: Final = "a table that it reads was defined otherwise"
+
+_log = structlog.get_logger("views")
+
+
+class Halted(HeadwaterError):
+    """The process was asked to end while a view waited for something."""
+
+
+class Waiting(Exception):
+    """The view stands still; the message says what for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one step's input."""
+
+    rows: int = 200_000
+    bytes: int = 64 * 2**20
+
+
+class ViewRunner:
+    """One view's. For one thread.
+
+    ``declared``: the view. ``pump``: brings things forward while a group waits in the inbox; it may raise to end that (``Halted``).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        declared: DeclaredView,
+        log: LogReader,
+        log_dir: Path,
+        run_dir: Path,
+        folder: StateFolder,
+        *,
+        pump: Callable[[], None],
+        limits: Limits | None = None,
+        clock: Clock = MACHINE,
+    ) -> None:
+        self.name = name
+        self.topic = topic_of(name)
+        self._declared = declared
+        self._log = log
+        self._run_dir = run_dir
+        self._folder = folder
+        self._limits = limits or Limits()
+        self._clock = clock
+        self._handover = Handover(log_dir, run_dir, producer_of(name), pump)
+        self._bound: BoundView | None = None
+        self._reads: Mapping[str, TopicReads] = {}
+        self._digest = ""
+        self._kernel: Kernel | None = None
+        self._facts: StateFacts | None = None
+        self._marked_at = float("-inf")
+        self._again_at_head = False
+        self.at = START
+        """Up to here the view's rows in the log, or on their way into it, show what its sources had."""
+        self.written = 0
+        """Changes handed over by this process."""
+        self.why = ""
+        """Why the view was computed from the beginning, if it was."""
+
+    # --- beginning -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Opens the producer, so that every earlier runner is fenced, and brings state and topic together.
+
+        Raises Waiting while a source is not whole, Stopped, HeadwaterError; it can be called again.
+        """
+        self._close_kernel()
+        self._refuse_lacking()
+        head = self._log.head()
+        self._bind(head)
+        crashpoint("derive.opening")
+        mark = ViewMark.read(self._handover.open(HandoverDeadline.within(_NEVER)).to)
+        decision = self._course(mark)
+        if decision.course is Course.REBUILD:
+            self._rebuild(decision.why)
+            return
+        assert mark is not None
+        try:
+            self._go_on(mark, decision.course)
+        except Redefined:
+            self._rebuild(_REDEFINED)
+        except PositionGone as gone:
+            self._too_late(gone)
+
+    def _go_on(self, mark: ViewMark, course: Course) -> None:
+        self.at = self._opened().cut
+        if course is Course.CATCH_UP:
+            self._catch_up(mark)
+        elif course is Course.RECONCILE:
+            self._reconcile(self._opened().cut)
+        self.at = max(self.at, mark.cut)
+
+    def _too_late(self, gone: PositionGone) -> None:
+        _log.warning(f"view {self.name} is computed from the beginning: {gone}", facts={"view": self.name})
+        self._rebuild("the log no longer has all changes since its last step")
+
+    def _refuse_lacking(self) -> None:
+        why = lacking(self._log, self._run_dir, self._declared.topics)
+        if why is not None:
+            raise Waiting(why)
+
+    def _bind(self, at: Cut) -> None:
+        schemas: dict[str, TopicSchema] = {}
+        for topic in self._declared.topics:
+            schema = definition_at(self._log, topic, at.position)
+            if schema is None:
+                raise Waiting(f"{topic} has nothing in the log yet")
+            schemas[topic] = schema
+        try:
+            self._bound = self._declared.bind(schemas)
+        except ViewRefused as refused:
+            raise self._refused(refused) from None
+        self._reads = {topic: TopicReads.of(schemas[topic], columns) for topic, columns in self._bound.reads.items()}
+        self._digest = _digest(self._bound, self._reads)
+
+    def _course(self, mark: ViewMark | None) -> Decision:
+        facts, lineage = self._folder.load(), self._log.lineage()
+        assert lineage is not None
+        if facts is None or facts.digest != self._digest or facts.loading:
+            return decide(self._digest, mark, facts, START, lineage)
+        assert self._bound is not None
+        try:
+            self._kernel = self._bound.open(self._folder.kernel)
+        except Stopped:
+            raise
+        except Exception as error:  # whatever a damaged file leads to
+            _log.warning(f"the state of view {self.name} cannot be read", problem=type(error).__name__)
+            return Decision(Course.REBUILD, "its state cannot be read")
+        self._facts = facts
+        return decide(self._digest, mark, facts, self._kernel.cut, lineage)
+
+    def _catch_up(self, mark: ViewMark) -> None:
+        """Brings the state to the mark. What the log has of the output is not handed over again."""
+        kernel = self._opened()
+        if mark.done is None:
+            self._pass(mark.cut)
+            return
+        if kernel.cut < mark.begin:
+            self._pass(mark.begin)
+        history = self._history()
+        deltas = self._deltas(kernel.cut, mark.cut, wait=False)
+        found = self._groups(self._advance(deltas, mark.cut))
+        self._hand_over(found, mark, done=mark.done)
+        self._commit(history)
+
+    def _pass(self, to: Position) -> None:
+        """The state moves on; the log has all that comes out of it."""
+        history = self._history()
+        self._advance(self._deltas(self._opened().cut, to, wait=False), to)
+        self._commit(history)
+
+    # --- steps ---------------------------------------------------------------------------------------------------------
+
+    def step(self, most: Position | None = None) -> bool:
+        """Takes one range of the log, up to ``most`` if given; False: there was none.
+
+        Raises Waiting, Stopped, HeadwaterError when another runner has begun since; after any of them the view has to ``begin`` again.
+        """
+        head = self._log.head().position
+        if self._opened().cut >= head or self.at >= head:
+            return False
+        try:
+            return self._step(head, most)
+        except Redefined:
+            self._refuse_lacking()
+            self._bind(self._log.head())
+            self._rebuild(_REDEFINED)
+        except PositionGone as gone:
+            self._too_late(gone)
+        return True
+
+    def _step(self, head: Position, most: Position | None) -> bool:
+        begin = self._opened().cut
+        to = self._log.cut_within(self.at, self._limits.rows, self._limits.bytes).position
+        if self._again_at_head:
+            to = head
+        if most is not None:
+            to = min(to, most)
+        if to <= self.at:
+            return False
+        history = self._history()
+        deltas = self._deltas(begin, to)
+        self._again_at_head = False
+        if not deltas:
+            self._pass_over(to)
+            return True
+        output = self._advance(deltas, to)
+        crashpoint("derive.advanced")
+        groups = self._groups(output)
+        mark = ViewMark(self._digest, begin, to)
+        if not groups:
+            self._even(to)
+            self._commit(history)
+            self._pass_over(to)
+            return True
+        self._hand_over(groups, mark)
+        crashpoint("derive.handed_over")
+        self._commit(history)
+        self.at = to
+        return True
+
+    def _pass_over(self, to: Position) -> None:
+        """Nothing came out up to here, which the log is told now and then."""
+        self.at = to
+        self.move_mark()
+
+    def move_mark(self) -> None:
+        """Hands over how far the view is, where the log does not know it and has not been told for a while."""
+        held = ViewMark.read(self._handover.mark.to)
+        now = self._clock.monotonic()
+        if self._kernel is None or held is None or held.cut >= self.at or now - self._marked_at < MARK_S:
+            return
+        self._marked_at = now
+        self._handover.leave(ViewMark(self._digest, held.cut, self.at).text)
+
+    def _even(self, to: Position) -> None:
+        """Says durably that nothing comes out of the view between the log's mark and this cut, where its state is about to be."""
+        held = ViewMark.read(self._handover.mark.to)
+        assert self._facts is not None
+        assert held is not None
+        self._facts = replace(self._facts, even=(held.cut, to))
+        self._folder.save(self._facts)
+        crashpoint("derive.even")
+
+    def _deltas(self, after: Position, to: Position, *, wait: bool = True) -> dict[str, Delta]:
+        assert self._facts is not None
+        found = {}
+        for topic, reads in self._reads.items():
+            if self._log.last_change(topic, to) <= after:
+                continue
+            one = net(reads, self._log.read(topic, after, to, self._facts.history))
+            if one.begins_again and wait and (why := lacking(self._log, self._run_dir, [topic])) is not None:
+                self._again_at_head = True
+                raise Waiting(why)
+            if one.delta is not None:
+                found[topic] = one.delta
+        return found
+
+    def _advance(self, deltas: Mapping[str, Delta], to: Position) -> Delta:
+        try:
+            return self._opened().advance(deltas, to)
+        except ViewRefused as refused:
+            raise self._refused(refused) from None
+
+    def _refused(self, refused: ViewRefused) -> Stopped:
+        helps = refused.hint or f"correct [views.{self.name}], restart cdc run, then cdc resume VIEW_REFUSED"
+        return Stopped(StopState.VIEW_REFUSED, f"view {self.name}: {refused}", hint=helps)
+
+    def _groups(self, output: Delta) -> list[list[pa.RecordBatch]]:
+        assert self._bound is not None
+        if output.emptied:
+            output = difference(output.rows, self._held(), self._bound.key)
+        return pieces(output, self._bound.key, self._bound.json)
+
+    def _hand_over(self, groups: list[list[pa.RecordBatch]], mark: ViewMark, done: int = 0) -> None:
+        """All but the first ``done`` groups of the mark's range; the last one carries the mark itself."""
+        assert self._bound is not None
+        deadline = HandoverDeadline.within(_NEVER)
+        for number, batches in enumerate(groups[done:], done + 1):
+            last = number == len(groups)
+            self._handover.give((mark if last else mark.part(number)).text, self.topic, tuple(self._bound.key), batches, deadline)
+            self.written += sum(map(len, batches))
+            self._marked_at = self._clock.monotonic()
+            crashpoint("derive.group_taken")
+
+    def _commit(self, history: str) -> None:
+        self._opened().commit()
+        crashpoint("derive.committed")
+        assert self._facts is not None
+        if history != self._facts.history:
+            self._facts = replace(self._facts, history=history)
+            self._folder.save(self._facts)
+
+    # --- from the beginning --------------------------------------------------------------------------------------------
+
+    def _rebuild(self, why: str) -> None:
+        """Computes the view from its sources as of the log's head, and hands over in what its topic differs from that.
+
+        So nothing that a store shows of it disappears meanwhile. Raises PositionGone where the log no longer has a source as a whole.
+        """
+        began = time.monotonic()
+        self._close_kernel()
+        self.why = why
+        lineage, cut = self._log.lineage(), self._log.head().position
+        assert lineage is not None
+        assert self._bound is not None
+        self._folder.clear()
+        self._facts = StateFacts(self._digest, lineage.log, lineage.history, loading=True)
+        self._folder.save(self._facts)
+        crashpoint("derive.cleared")
+        kernel = self._kernel = self._bound.open(self._folder.kernel)
+        self._load(kernel, cut)
+        crashpoint("derive.loaded")
+        self._facts = replace(self._facts, loading=False)
+        self._folder.save(self._facts)
+        crashpoint("derive.whole")
+        self._reconcile(cut)
+        facts = {"view": self.name, "position": cut, "seconds": round(time.monotonic() - began, 3), "changes": self.written}
+        _log.info(f"view {self.name} was computed from the beginning: {why}", facts=facts)
+
+    def _load(self, kernel: Kernel, cut: Position) -> None:
+        """In pieces, each of which is as good as a change of the log. Between them the state is no cut's; it is not used before the last."""
+        for number, (delta, last) in enumerate(_with_last(self._chunks(cut)), 1):
+            # Counters until the last: a piece has a row at least, so there are no more of them than positions.
+            self._advance(delta, cut if last else Position(number))
+            kernel.commit()
+            crashpoint("derive.loading")
+
+    def _chunks(self, cut: Position) -> Iterator[dict[str, Delta]]:
+        for topic, reads in self._reads.items():
+            waiting: list[pa.RecordBatch] = []
+            for batch in rows_as_of(self._log, topic, cut):
+                if not len(batch):
+                    continue
+                waiting.append(batch)
+                if sum(map(len, waiting)) >= self._limits.rows or sum(one.nbytes for one in waiting) >= self._limits.bytes:
+                    yield {topic: loaded(reads, waiting)}
+                    waiting = []
+            if waiting:
+                yield {topic: loaded(reads, waiting)}
+
+    def _reconcile(self, cut: Position) -> None:
+        """Hands over what the topic lacks of the state's rows, and what it has beyond them."""
+        assert self._bound is not None
+        found = pieces(difference(self._opened().rows(), self._held(), self._bound.key), self._bound.key, self._bound.json)
+        self.at = cut
+        # A mark that stands already cannot be handed over again.
+        mark = ViewMark(self._digest, START, cut)
+        if found:
+            self._hand_over(found, mark)
+        elif mark.text != self._handover.mark.to:
+            self._handover.give(mark.text, "", (), [], HandoverDeadline.within(_NEVER))
+
+    def _held(self) -> pa.Table | None:
+        """The rows of the view's topic as of the log's head."""
+        batches = list(rows_as_of(self._log, self.topic, self._log.head().position))
+        if not batches:
+            return None
+        meta = {field.name for field in META_FIELDS}
+        own = [name for name in batches[0].schema.names if name not in meta]
+        return pa.Table.from_batches([batch.select(own).replace_schema_metadata(None) for batch in batches])
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def rows(self) -> pa.Table:
+        """The whole view as of its last step."""
+        return self._opened().rows()
+
+    def reflects(self) -> tuple[Lsn, int]:
+        """The source's last commit that the view shows: its LSN and its time (microseconds since 1970)."""
+        cut = self._log.cut_within(Position(self.at - 1), 1, 1) if self.at else ZERO_CUT
+        return cut.commit_lsn, cut.commit_ts_us
+
+    def close(self) -> None:
+        self._close_kernel()
+
+    def _close_kernel(self) -> None:
+        if self._kernel is not None:
+            with suppress(Exception):  # it may be what failed
+                self._kernel.close()
+            self._kernel = None
+
+    def _opened(self) -> Kernel:
+        assert self._kernel is not None, "begin comes first"
+        return self._kernel
+
+    def _history(self) -> str:
+        """To be asked before a range is read."""
+        lineage = self._log.lineage()
+        assert lineage is not None
+        return lineage.history
+
+
+def _with_last(pieces_: Iterator[dict[str, Delta]]) -> Iterator[tuple[dict[str, Delta], bool]]:
+    """Each piece, and whether it is the last; one that is empty where there are none."""
+    held: dict[str, Delta] = {}
+    begun = False
+    for piece in pieces_:
+        if begun:
+            yield held, False
+        held, begun = piece, True
+    yield held, True
+
+
+def _digest(bound: BoundView, reads: Mapping[str, TopicReads]) -> str:
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "identity": bound.identity,
+        "key": list(bound.key),
+        "reads": {topic: [list(map(str, fact)) for fact in one.signature] for topic, one in sorted(reads.items())},
+    }
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
