@@ -13,7 +13,7 @@ from cdc.errors import Stopped, StopState
 from cdc.inbox.definition import JSONB
 from cdc.inbox.rowchecks import DELETE, UPSERT
 from cdc.inbox.rows import topic_columns
-from cdc.model.batch import OP
+from cdc.model.batch import EXACT, OP
 from cdc.views.contract import Delta
 
 MAX_ROWS: Final = 200_000
@@ -61,13 +61,28 @@ def _with_every_column(keys: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _as_topic(rows: pa.Table, json: Collection[str]) -> pa.Table:
+    if EXACT in rows.column_names:
+        if rows.column(EXACT).null_count < len(rows):
+            raise _not_exact(rows)
+        rows = rows.drop_columns([EXACT])
     found = topic_columns(rows, None)
     fields = [one.with_metadata(dict(JSONB)) if one.name in json else one for one in found.schema]
     return found.cast(pa.schema(fields))
 
 
+def _not_exact(rows: pa.Table) -> Stopped:
+    names = {name for entries in rows.column(EXACT).drop_null().to_pylist() for name, _ in entries}
+    return Stopped(
+        StopState.VIEW_REFUSED,
+        f"column {min(names, default='?')} of the view has a value that a topic cannot hold, such as infinity",
+        hint="correct it at the source, or leave the column out of the view; then cdc resume VIEW_REFUSED",
+    )
+
+
 def difference(now: pa.Table, held: pa.Table | None, key: Sequence[str]) -> Delta:
     """The changes that lead from the rows that the topic holds to those that the view has now. ``held``: None where the topic holds none yet."""
+    if EXACT in now.column_names:
+        raise _not_exact(now)
     now = topic_columns(now, None)
     if held is None or not len(held):
         return Delta(now, now.select(list(key)).slice(0, 0))

@@ -289,10 +289,10 @@ class ViewRunner:
     def _advance(self, deltas: Mapping[str, Delta], to: Position) -> Delta:
         try:
             return self._opened().advance(deltas, to)
-        except ViewRefused as refused:
+        except HeadwaterError as refused:  # such as a value that the view has no exact answer for
             raise self._refused(refused) from None
 
-    def _refused(self, refused: ViewRefused) -> Stopped:
+    def _refused(self, refused: HeadwaterError) -> Stopped:
         helps = refused.hint or f"correct [views.{self.name}], restart cdc run, then cdc resume VIEW_REFUSED"
         return Stopped(StopState.VIEW_REFUSED, f"view {self.name}: {refused}", hint=helps)
 
