@@ -44,7 +44,8 @@ class Change:
 
     @property
     def empty(self) -> bool:
-        return self.before.num_rows == 0 and self.after.num_rows == 0
+        """Nothing was written."""
+        return not (self.before.num_rows or self.after.num_rows)
 
 
 class State:
@@ -177,18 +178,23 @@ class Relation:
 
         Returns the rows that were there of these keys (of all, if emptied), and those that are there now.
         """
-        rows = conformed(rows, self.schema)
+        before = self.before(rows, gone, emptied)
+        self.replace(before, rows)
+        return Change(before, self._in_order(conformed(rows, self.schema)))
+
+    def before(self, rows: pa.Table, gone: pa.Table | None = None, emptied: bool = False) -> pa.Table:
+        """The rows that ``apply`` would replace."""
         if emptied:
-            before = self.rows()
-            self._state.executed(f"DELETE FROM {self._table}")
-        else:
-            keys = rows.select(self.key)
-            if gone is not None and gone.num_rows:
-                keys = pa.concat_tables([keys, conformed(gone, keys.schema)])
-            before = self.of("", keys)
-            self._delete(before.select(self.key))
-        self._insert(rows)
-        return Change(before, self._in_order(rows))
+            return self.rows()
+        keys = conformed(rows, pa.schema([self.schema.field(one) for one in self.key]))
+        if gone is not None and gone.num_rows:
+            keys = pa.concat_tables([keys, conformed(gone, keys.schema)])
+        return self.of("", keys)
+
+    def replace(self, before: pa.Table, after: pa.Table) -> None:
+        """Deletes the rows ``before``, which are there, and writes ``after``."""
+        self._delete(conformed(before, pa.schema([self.schema.field(one) for one in self.key])))
+        self._insert(conformed(after, self.schema))
 
     def _delete(self, keys: pa.Table) -> None:
         if keys.num_rows:
