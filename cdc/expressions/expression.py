@@ -122,7 +122,9 @@ def checked(syntax: Syntax, text: str, columns: Mapping[str, PgType], expects: P
     if term.type is UNKNOWN:
         term = analyst.coerced(term, expects or TEXT)
     if term.type.name in ("own", "opaque", "enum"):
-        raise PartRefused(term.at, f"the result is {term.type}, which an expression only compares", "write x::text, or name the column itself")
+        raise PartRefused(
+            term.at, f"the result is {term.type}, which an expression only compares", "write x::text, or name the column itself"
+        )
     if expects is not None and term.type.name != expects.name:
         wanted = "a condition is boolean" if expects.name == BOOL.name else f"{expects} is expected"
         raise PartRefused(term.at, f"{wanted}, and this is {term.type}")

@@ -30,7 +30,9 @@ def sliced(number: int, one: Aggregate) -> tuple[list[str], Finish]:
     value = quoted(one.argument.name)
     valid = _where([*there, f"{value} IS NOT NULL"])
     if one.name == "count":
-        return [f"count({'DISTINCT ' if one.distinct else ''}{value}) {_where(there)} AS {name}"], lambda parts: parts[name].cast(pa.int64())
+        return [f"count({'DISTINCT ' if one.distinct else ''}{value}) {_where(there)} AS {name}"], lambda parts: parts[name].cast(
+            pa.int64()
+        )
     if one.name in ("bool_and", "bool_or"):
         return [f"{one.name}({value}) {_where(there)} AS {name}"], lambda parts: parts[name]
     if one.name in ("min", "max"):
@@ -58,7 +60,8 @@ def _joined(texts: list[str], separator: str | None) -> str:
 
 def _ordered(one: Aggregate) -> str:
     return ", ".join(
-        f"{quoted(order.column)} {'DESC' if order.descending else 'ASC'} NULLS {'FIRST' if order.nulls_first else 'LAST'}" for order in one.order
+        f"{quoted(order.column)} {'DESC' if order.descending else 'ASC'} NULLS {'FIRST' if order.nulls_first else 'LAST'}"
+        for order in one.order
     )
 
 

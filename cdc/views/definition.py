@@ -67,7 +67,9 @@ def _check_key(name: str, key: Sequence[str], names: Mapping[str, PlanColumn], n
         raise ViewRefused(f"view {name} has no key", hint="name columns that tell its rows apart")
     for one in key:
         if one not in names:
-            raise ViewRefused(f"view {name}: {one} of its key is not one of its columns", hint=near(one, names) or f"they are {', '.join(names)}")
+            raise ViewRefused(
+                f"view {name}: {one} of its key is not one of its columns", hint=near(one, names) or f"they are {', '.join(names)}"
+            )
     if knowledge.covers([names[one].name for one in key], node.keys):
         return
     closed = knowledge.closed([names[one].name for one in key])

@@ -43,10 +43,15 @@ def _held(values: pa.Array, column: PlanColumn, exact: Mapping[int, str], where:
             return texts
         return pa.array([exact.get(row, text) for row, text in enumerate(texts.to_pylist())], pa.utf8())
     if exact and column.kind.name == "numeric" and pa.types.is_decimal(values.type):
-        raise ViewStopped(f"{where} has the value NaN, of which a view makes nothing", hint=f"correct it in the database, or leave {where} out of the view")
+        raise ViewStopped(
+            f"{where} has the value NaN, of which a view makes nothing",
+            hint=f"correct it in the database, or leave {where} out of the view",
+        )
     found, failed = given(column.kind, values, exact)
     if failed is not None:
-        raise ViewStopped(f"{where} has a value that a view cannot hold", hint=f"correct it in the database, or leave {where} out of the view")
+        raise ViewStopped(
+            f"{where} has a value that a view cannot hold", hint=f"correct it in the database, or leave {where} out of the view"
+        )
     return found.cast(column.held)
 
 

@@ -11,8 +11,9 @@ from cdc.model.position import Position
 from cdc.views.contract import Delta
 from cdc.views.definition import Definition
 from cdc.views.held import released, schema_of
-from cdc.views.operators import Workshop, netted
-from cdc.views.state import Change, State, conformed, quoted
+from cdc.views.operators import Workshop
+from cdc.views.rows import distinct, in_order, netted, without
+from cdc.views.state import Change, State, conformed
 
 
 class SqlKernel:
@@ -53,23 +54,14 @@ class SqlKernel:
         change = self._operator.advance(deltas)
         after = conformed(change.after, self._schema)
         keys = pa.concat_tables([conformed(one, self._schema).select(self._key) for one in (change.before, change.after)])
-        stored = self._rows.of("", keys)
+        stored = self._rows.of("", distinct(keys, self._key))
         net = netted(self._state, Change(stored, after))
         self._rows.replace(net.before, net.after)
-        return Delta(self._shown(self._in_order(net.after)), self._gone(net))
+        return Delta(self._shown(in_order(net.after, self._key)), self._gone(net))
 
     def _gone(self, net: Change) -> pa.Table:
-        same = " AND ".join(f"r.{quoted(one)} IS NOT DISTINCT FROM a.{quoted(one)}" for one in self._key)
-        sql = f"SELECT r.* FROM befores r ANTI JOIN afters a ON {same} {self._order}"
-        gone = conformed(self._state.queried(sql, {"befores": net.before, "afters": net.after}), self._schema)
+        gone = in_order(without(self._state, net.before, net.after, self._key), self._key)
         return released(gone, {name: self._columns[name] for name in self.definition.key})
-
-    def _in_order(self, rows: pa.Table) -> pa.Table:
-        return conformed(self._state.queried(f"SELECT r.* FROM rows_ r {self._order}", {"rows_": rows}), self._schema)
-
-    @property
-    def _order(self) -> str:
-        return f"ORDER BY {', '.join(f'r.{quoted(one)} NULLS LAST' for one in self._key)}"
 
     def _shown(self, rows: pa.Table) -> pa.Table:
         return released(rows, self._columns)

@@ -31,6 +31,7 @@ from cdc.views.plan import (
     PlanColumn,
     UnionNode,
 )
+from cdc.views.rows import distinct, netted, without
 from cdc.views.state import Change, Relation, State, conformed, engine_type, quoted
 
 Deltas = Mapping[str, Delta]
@@ -122,7 +123,9 @@ def _filters(node: Node) -> tuple[LeafNode | None, tuple[Expression, ...]]:
 class Leaf:
     """A topic's rows that pass its filters."""
 
-    def __init__(self, workshop: Workshop, node: LeafNode, conditions: Sequence[Expression], slices: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self, workshop: Workshop, node: LeafNode, conditions: Sequence[Expression], slices: Mapping[str, Sequence[str]]
+    ) -> None:
         self._node, self._conditions, self._state = node, conditions, workshop.state
         self.schema = schema_of(node.columns.values())
         self.key = node.key
@@ -167,13 +170,7 @@ class Kept:
 
 def _untouched(state: State, kept: KeptOperator, change: Change, slices: pa.Table) -> pa.Table:
     """The rows of these slices that the range left alone."""
-    rows = kept.relation.of(_SLICE, slices)
-    if not rows.num_rows or not change.before.num_rows:
-        return rows
-    found = state.queried(
-        f"SELECT r.* FROM there r ANTI JOIN replaced a ON {_same(kept.relation.key)}", {"there": rows, "replaced": change.before}
-    )
-    return conformed(found, kept.schema)
+    return without(state, kept.relation.of(_SLICE, slices), change.before, kept.relation.key)
 
 
 # --- row by row
@@ -214,7 +211,9 @@ def _values(rows: pa.Table, expression: Expression) -> pa.Array:
     if not rows.num_rows:
         return pa.nulls(0, pa.null())
     try:
-        values, failed = expression.computed({name: rows.column(name).combine_chunks() for name in expression.columns}, rows.num_rows)
+        values, failed = expression.computed(
+            {name: rows.column(name).combine_chunks() for name in expression.columns}, rows.num_rows
+        )
     except ValueError as error:
         raise ViewStopped(str(error), hint="correct the row in the database, or let the view leave it out") from None
     if failed is not None:
@@ -268,19 +267,12 @@ class Joined:
     def _slices(self, change: Change, side: int) -> tuple[pa.Table, pa.Table]:
         """The values that are joined by, in the types of the left and of the right side. A value that the other side's type cannot hold has no partner."""
         mine = [pair[side] for pair in self._node.on]
-        rows = pa.concat_tables([change.before.select(mine), change.after.select(mine)])
-        there = " AND ".join(f"{quoted(name)} IS NOT NULL" for name in mine)
+        rows = _touched(change, mine).drop_null()
         found = []
         for other, schema in ((0, self._left.schema), (1, self._right.schema)):
-            names = [pair[other] for pair in self._node.on]
-            cast = [f"TRY_CAST({quoted(a)} AS {engine_type(schema.field(b).type)}) AS {quoted(b)}" for a, b in zip(mine, names, strict=True)]
-            wanted = pa.schema([schema.field(name) for name in names])
-            if rows.num_rows:
-                sql = f"SELECT DISTINCT {', '.join(cast)} FROM changed WHERE {there}"
-                rest = " AND ".join(f"{quoted(name)} IS NOT NULL" for name in names)
-                found.append(conformed(self._state.queried(f"SELECT * FROM ({sql}) WHERE {rest}", {"changed": rows}), wanted))
-            else:
-                found.append(wanted.empty_table())
+            wanted = pa.schema([schema.field(pair[other]) for pair in self._node.on])
+            columns = [_tried(rows.column(name).combine_chunks(), one.type) for name, one in zip(mine, wanted, strict=True)]
+            found.append(pa.Table.from_arrays(columns, schema=wanted).drop_null())
         return found[0], found[1]
 
     def _rows(self, left: pa.Table, right: pa.Table) -> pa.Table:
@@ -288,7 +280,23 @@ class Joined:
         if not (left.num_rows if kind == "left" else right.num_rows if kind == "right" else left.num_rows or right.num_rows):
             return self.schema.empty_table()
         on = " AND ".join(f"l.{quoted(a)} = r.{quoted(b)}" for a, b in self._node.on)
-        return conformed(self._state.queried(f"SELECT l.*, r.* FROM lefts l {kind.upper()} JOIN rights r ON {on}", {"lefts": left, "rights": right}), self.schema)
+        return conformed(
+            self._state.queried(
+                f"SELECT l.*, r.* FROM lefts l {kind.upper()} JOIN rights r ON {on}", {"lefts": left, "rights": right}
+            ),
+            self.schema,
+        )
+
+
+def _tried(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Integers of another width, NULL for those that have no room."""
+    if values.type == kind or not pa.types.is_integer(kind):
+        return values.cast(kind)
+    bits = kind.bit_width - 1
+    if values.type.bit_width <= kind.bit_width:
+        return values.cast(kind)
+    fits = pc.and_(pc.greater_equal(values, -(2**bits)), pc.less(values, 2**bits))
+    return pc.if_else(fits, values, pa.scalar(None, values.type)).cast(kind)
 
 
 # --- groups
@@ -299,7 +307,9 @@ class SignedGroups:
 
     def __init__(self, workshop: Workshop, node: GroupNode) -> None:
         self._node, self._state = node, workshop.state
-        reads = {one.argument.name for one in node.aggregates if one.argument} | {one.condition for one in node.aggregates if one.condition}
+        reads = {one.argument.name for one in node.aggregates if one.argument} | {
+            one.condition for one in node.aggregates if one.condition
+        }
         self._of = workshop.operator(node.input, reads | {one.name for one in node.groups})
         self.key = node.key
         self.schema = schema_of([*node.groups, *(one.column for one in node.aggregates)])
@@ -323,7 +333,7 @@ class SignedGroups:
         before = self._relation.of("", added.select(self._groups or ["one"]))
         after = self._total(before, added)
         self._relation.replace(before, after)
-        return netted(self._state, Change(self._finished(before), self._finished(after)), self.key)
+        return netted(self._state, Change(self._finished(before), self._finished(after)))
 
     def _added(self, change: Change) -> pa.Table:
         rows = pa.concat_tables(
@@ -358,7 +368,9 @@ class SignedGroups:
         sums = [f"CAST(sum({name}) AS {engine_type(kind)}) AS {name}" for name, kind in self._parts.items()]
         rows = pa.concat_tables([before, added])
         behind = f" GROUP BY {', '.join(groups)} HAVING sum(n) <> 0" if groups else ""
-        return conformed(self._asked(f"SELECT {', '.join([*groups, *sums, '1 AS one'])} FROM parts{behind}", {"parts": rows}), self._sums)
+        return conformed(
+            self._asked(f"SELECT {', '.join([*groups, *sums, '1 AS one'])} FROM parts{behind}", {"parts": rows}), self._sums
+        )
 
     def _asked(self, sql: str, tables: Mapping[str, pa.Table]) -> pa.Table:
         return _asked(self._state, sql, tables)
@@ -405,7 +417,9 @@ class SlicedGroups:
 
     def __init__(self, workshop: Workshop, node: GroupNode) -> None:
         self._node, self._state = node, workshop.state
-        reads = {one.argument.name for one in node.aggregates if one.argument} | {one.condition for one in node.aggregates if one.condition}
+        reads = {one.argument.name for one in node.aggregates if one.argument} | {
+            one.condition for one in node.aggregates if one.condition
+        }
         reads |= {order.column for one in node.aggregates for order in one.order}
         self._groups = [one.name for one in node.groups]
         self._of = workshop.kept(node.input, reads, self._groups)
@@ -416,10 +430,10 @@ class SlicedGroups:
         change = self._of.prepared(deltas)
         if change.empty:
             return _nothing(self.schema)
-        other = _untouched(self._state, self._of, change, _distinct(self._state, change, self._groups))
+        other = _untouched(self._state, self._of, change, _touched(change, self._groups))
         self._of.write(change)
         versions = [self._rows(pa.concat_tables([other, one])) for one in (change.before, change.after)]
-        return netted(self._state, Change(*versions), self.key)
+        return netted(self._state, Change(*versions))
 
     def _rows(self, rows: pa.Table) -> pa.Table:
         if not rows.num_rows:
@@ -431,11 +445,15 @@ class SlicedGroups:
             sql, last = _aggregate_sql(number, one)
             made += sql
             finish.append((one.column.name, last))
-        found = _asked(self._state, f"SELECT {', '.join([*groups, *made])} FROM members GROUP BY {', '.join(groups)}", {"members": rows})
+        found = _asked(
+            self._state, f"SELECT {', '.join([*groups, *made])} FROM members GROUP BY {', '.join(groups)}", {"members": rows}
+        )
         parts = {name: found.column(name).combine_chunks() for name in found.column_names}
         columns = {name: parts[name].cast(self.schema.field(name).type) for name in self._groups}
         columns |= {name: last(parts) for name, last in finish}
-        return pa.Table.from_arrays([columns[name].cast(self.schema.field(name).type) for name in self.schema.names], schema=self.schema)
+        return pa.Table.from_arrays(
+            [columns[name].cast(self.schema.field(name).type) for name in self.schema.names], schema=self.schema
+        )
 
 
 def _aggregate_sql(number: int, one: object) -> tuple[list[str], Callable[[Mapping[str, pa.Array]], pa.Array]]:
@@ -463,10 +481,10 @@ class Numbered:
         change = self._of.prepared(deltas)
         if change.empty:
             return _nothing(self.schema)
-        other = _untouched(self._state, self._of, change, _distinct(self._state, change, self._partition))
+        other = _untouched(self._state, self._of, change, _touched(change, self._partition))
         self._of.write(change)
         versions = [self._rows(pa.concat_tables([other, one])) for one in (change.before, change.after)]
-        return netted(self._state, Change(*versions), self.key)
+        return netted(self._state, Change(*versions))
 
     def _rows(self, rows: pa.Table) -> pa.Table:
         if not rows.num_rows:
@@ -474,13 +492,17 @@ class Numbered:
         order = f" ORDER BY {ordered(self._node.order)}" if self._node.order else ""
         window = f"row_number() OVER (PARTITION BY {', '.join(map(quoted, self._partition))}{order})"
         most = f" QUALIFY {quoted(self._node.column.name)} <= {self._node.most}" if self._node.most else ""
-        return conformed(self._state.queried(f"SELECT *, {window} AS {quoted(self._node.column.name)} FROM members{most}", {"members": rows}), self.schema)
+        return conformed(
+            self._state.queried(f"SELECT *, {window} AS {quoted(self._node.column.name)} FROM members{most}", {"members": rows}),
+            self.schema,
+        )
 
 
 def ordered(orders: Sequence[Order]) -> str:
     """ORDER BY in the engine's SQL."""
     return ", ".join(
-        f"{quoted(one.column)} {'DESC' if one.descending else 'ASC'} NULLS {'FIRST' if one.nulls_first else 'LAST'}" for one in orders
+        f"{quoted(one.column)} {'DESC' if one.descending else 'ASC'} NULLS {'FIRST' if one.nulls_first else 'LAST'}"
+        for one in orders
     )
 
 
@@ -511,32 +533,9 @@ def _nothing(schema: pa.Schema) -> Change:
     return Change(schema.empty_table(), schema.empty_table())
 
 
-def _distinct(state: State, change: Change, names: Sequence[str]) -> pa.Table:
-    rows = pa.concat_tables([change.before.select(names), change.after.select(names)])
-    return state.queried(f"SELECT DISTINCT {', '.join(map(quoted, names))} FROM changed", {"changed": rows})
-
-
-def netted(state: State, change: Change, key: Sequence[str] = ()) -> Change:
-    """Without the rows that are equal before and after."""
-    if not (change.before.num_rows and change.after.num_rows):
-        return change
-    schema = change.before.schema
-    same = " AND ".join(_equal(one) for one in schema)
-    tables = {"befores": change.before, "afters": change.after}
-    before = state.queried(f"SELECT r.* FROM befores r ANTI JOIN afters a ON {same}", tables)
-    after = state.queried(f"SELECT r.* FROM afters r ANTI JOIN befores a ON {same}", tables)
-    return Change(conformed(before, schema), conformed(after, schema))
-
-
-def _equal(field: pa.Field) -> str:
-    name = quoted(field.name)
-    if pa.types.is_floating(field.type):  # 0 and -0 are two values here
-        return f"CAST(r.{name} AS VARCHAR) IS NOT DISTINCT FROM CAST(a.{name} AS VARCHAR)"
-    return f"r.{name} IS NOT DISTINCT FROM a.{name}"
-
-
-def _same(names: Sequence[str]) -> str:
-    return " AND ".join(f"r.{quoted(one)} IS NOT DISTINCT FROM a.{quoted(one)}" for one in names) or "true"
+def _touched(change: Change, names: Sequence[str]) -> pa.Table:
+    """The values of these columns in rows before and after."""
+    return distinct(pa.concat_tables([change.before.select(names), change.after.select(names)]), names)
 
 
 def _where(conditions: Sequence[str]) -> str:
@@ -550,4 +549,6 @@ def _asked(state: State, sql: str, tables: Mapping[str, pa.Table]) -> pa.Table:
     try:
         return state.queried(sql, tables)
     except (duckdb.ConversionException, duckdb.OutOfRangeException):
-        raise ViewStopped("a sum is out of range", hint="write sum(x::numeric(38, 2)), or let the view's WHERE leave the rows out") from None
+        raise ViewStopped(
+            "a sum is out of range", hint="write sum(x::numeric(38, 2)), or let the view's WHERE leave the rows out"
+        ) from None

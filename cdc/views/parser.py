@@ -38,7 +38,17 @@ AGGREGATES: Final = frozenset(
 )
 _OTHER_AGGREGATES: Final = frozenset(
     [
-        *("json_agg", "jsonb_object_agg", "json_object_agg", "stddev", "stddev_pop", "stddev_samp", "variance", "var_pop", "var_samp"),
+        *(
+            "json_agg",
+            "jsonb_object_agg",
+            "json_object_agg",
+            "stddev",
+            "stddev_pop",
+            "stddev_samp",
+            "variance",
+            "var_pop",
+            "var_samp",
+        ),
         *("percentile_cont", "percentile_disc", "mode", "any_value", "bit_and", "bit_or", "bit_xor", "corr", "covar_pop", "xmlagg"),
         *("regr_count", "regr_slope", "range_agg", "covar_samp"),
     ]
@@ -48,7 +58,22 @@ _WINDOWS: Final = frozenset(
 )
 _CLAUSES: Final = frozenset(
     [
-        *("join", "inner", "left", "right", "full", "cross", "natural", "on", "using", "where", "group", "having", "order", "union"),
+        *(
+            "join",
+            "inner",
+            "left",
+            "right",
+            "full",
+            "cross",
+            "natural",
+            "on",
+            "using",
+            "where",
+            "group",
+            "having",
+            "order",
+            "union",
+        ),
         *("limit", "offset", "fetch", "window", "except", "intersect", "for", "from", "tablesample", "lateral"),
     ]
 )
@@ -91,10 +116,14 @@ class _QueryParser(Parser):
             word = self.token
             self.next += 1
             if word.text != "union":
-                raise PartRefused(word.at, f"{word.text.upper()} is not kept up", "write a LEFT JOIN and WHERE … IS NULL, or a JOIN")
+                raise PartRefused(
+                    word.at, f"{word.text.upper()} is not kept up", "write a LEFT JOIN and WHERE … IS NULL, or a JOIN"
+                )
             if not self.take("all"):
                 raise PartRefused(
-                    word.at, "UNION without ALL is not kept up", "write UNION ALL with a column that names the branch: SELECT 'a' AS branch, …"
+                    word.at,
+                    "UNION without ALL is not kept up",
+                    "write UNION ALL with a column that names the branch: SELECT 'a' AS branch, …",
                 )
             selects.append(self._select())
         self._refuse_behind(len(selects) > 1)
@@ -257,7 +286,9 @@ class _QueryParser(Parser):
         if self.ahead("cross"):
             raise PartRefused(at, "CROSS JOIN is not kept up: one change could reach every row", "write JOIN … ON a.x = b.x")
         if self.ahead("natural"):
-            raise PartRefused(at, "NATURAL JOIN is not possible: a column that is added later would change the view", "write ON a.x = b.x")
+            raise PartRefused(
+                at, "NATURAL JOIN is not possible: a column that is added later would change the view", "write ON a.x = b.x"
+            )
         if self.take("join") or self.take("inner", "join"):
             return "inner"
         kinds: tuple[JoinKind, ...] = ("left", "right", "full")
@@ -293,9 +324,7 @@ class _QueryParser(Parser):
         return TableName(token.at, schema, name, self._alias() or name)
 
     def _alias(self) -> str:
-        if self.take("as"):
-            found = self._name("a name is missing")
-        elif self.token.kind == "quoted" or (self.token.kind == "name" and self.token.text not in _CLAUSES | RESERVED):
+        if self.take("as") or self.token.kind == "quoted" or (self.token.kind == "name" and self.token.text not in _CLAUSES | RESERVED):
             found = self._name("a name is missing")
         else:
             return ""
@@ -342,7 +371,9 @@ class _QueryParser(Parser):
         if name == "row_number":
             return self._row_number(at)
         if name in _WINDOWS:
-            raise PartRefused(at, f"{name} is not kept up", "of window functions only row_number() OVER (PARTITION BY … ORDER BY …) is")
+            raise PartRefused(
+                at, f"{name} is not kept up", "of window functions only row_number() OVER (PARTITION BY … ORDER BY …) is"
+            )
         if name in _OTHER_AGGREGATES:
             raise PartRefused(at, f"{name} is not kept up", f"the aggregates are {', '.join(sorted(AGGREGATES))}")
         if name not in AGGREGATES:
@@ -384,6 +415,8 @@ class _QueryParser(Parser):
             self.demand(")")
         if self.ahead("over"):
             raise PartRefused(
-                at, f"{name} as a window function is not kept up", "of window functions only row_number() OVER (PARTITION BY … ORDER BY …) is"
+                at,
+                f"{name} as a window function is not kept up",
+                "of window functions only row_number() OVER (PARTITION BY … ORDER BY …) is",
             )
         return AggregateCall(at, name, arguments, distinct, order, condition)

@@ -158,10 +158,14 @@ class Planner:
 
         def change(one: Syntax) -> Syntax | None:
             if isinstance(one, AggregateCall) and where:
-                raise PartRefused(one.at, f"{one.name} cannot stand in {where}: it sees one row", "write the aggregate in a subquery, or HAVING")
+                raise PartRefused(
+                    one.at, f"{one.name} cannot stand in {where}: it sees one row", "write the aggregate in a subquery, or HAVING"
+                )
             if isinstance(one, RowNumberCall):
                 raise PartRefused(
-                    one.at, "row_number() can only be a column of its own", "write it in a subquery: SELECT …, row_number() OVER (…) AS n"
+                    one.at,
+                    "row_number() can only be a column of its own",
+                    "write it in a subquery: SELECT …, row_number() OVER (…) AS n",
                 )
             if isinstance(one, Name):
                 table = one.table if isinstance(one, Column) else ""
@@ -237,7 +241,11 @@ class Planner:
             raise PartRefused(item.at, f"{item.name} could be {' or '.join(sorted(names))}", "write its schema before it")
         schema = self._topics[names[0]]
         if not schema.key or schema.identity == "none":
-            raise PartRefused(item.at, f"topic {schema.topic} has no key: a change does not say which row it is of", "give the table a primary key")
+            raise PartRefused(
+                item.at,
+                f"topic {schema.topic} has no key: a change does not say which row it is of",
+                "give the table a primary key",
+            )
         leaf = LeafNode(schema.topic, {}, ())
         topic = _Topic(leaf, schema)
         leaf.key = tuple(self._of_leaf(topic, item.at, one.name).name for one in schema.key)
@@ -262,7 +270,9 @@ class Planner:
                 pairs.append(pair)
         if not pairs:
             raise PartRefused(
-                item.at, "a join without an equality of columns of both sides is a cross join: one change could reach every row", "write ON a.x = b.x"
+                item.at,
+                "a join without an equality of columns of both sides is a cross join: one change could reach every row",
+                "write ON a.x = b.x",
             )
         behind: list[Syntax] = []
         for condition in rest:
@@ -301,19 +311,29 @@ class Planner:
             for aliases in (mine, others):
                 having = [alias for alias in scope.tables if alias in aliases and name.name in self._names(scope.tables[alias])]
                 if len(having) != 1:
-                    raise PartRefused(name.at, f"column {name.name} of USING has to be in one table of each side", "write ON a.x = b.x")
+                    raise PartRefused(
+                        name.at, f"column {name.name} of USING has to be in one table of each side", "write ON a.x = b.x"
+                    )
                 sides.append(Column(name.at, name.name, having[0]))
             if item.kind == "full":
-                raise PartRefused(name.at, "USING of a FULL JOIN makes a column of both sides", "write ON a.x = b.x, and coalesce(a.x, b.x)")
+                raise PartRefused(
+                    name.at, "USING of a FULL JOIN makes a column of both sides", "write ON a.x = b.x, and coalesce(a.x, b.x)"
+                )
             scope.merged[name.name] = self._found(scope, name.at, sides[item.kind == "right"].table, name.name)
             found.append((name.at, Operation(name.at, "=", (sides[0], sides[1]))))
         return found
 
     def _pair(self, scope: _Scope, condition: Syntax, mine: set[str], others: set[str]) -> tuple[PlanColumn, PlanColumn] | None:
-        if not (isinstance(condition, Operation) and condition.name == "=" and all(isinstance(one, Name) for one in condition.operands)):
+        if not (
+            isinstance(condition, Operation) and condition.name == "=" and all(isinstance(one, Name) for one in condition.operands)
+        ):
             return None
         sides = [self._tables_of(scope, one) for one in condition.operands]
-        columns = [self.kinds[one.name] for one in (self._resolved(scope, one, "ON") for one in condition.operands) if isinstance(one, Name)]
+        columns = [
+            self.kinds[one.name]
+            for one in (self._resolved(scope, one, "ON") for one in condition.operands)
+            if isinstance(one, Name)
+        ]
         if sides[0] <= mine and sides[1] <= others:
             return columns[0], columns[1]
         if sides[0] <= others and sides[1] <= mine:
@@ -349,10 +369,14 @@ class Planner:
             return
         if kind.name == "numeric":
             raise PartRefused(
-                at, f"{what} of numeric without a scale is not kept up: 1.0 and 1.00 are equal and look different", "cast it: x::numeric(20, 4)"
+                at,
+                f"{what} of numeric without a scale is not kept up: 1.0 and 1.00 are equal and look different",
+                "cast it: x::numeric(20, 4)",
             )
         if kind.name in ("float4", "float8"):
-            raise PartRefused(at, f"{what} of {kind} is not kept up: 0 and -0 are equal and look different", "cast it: x::numeric(20, 4)")
+            raise PartRefused(
+                at, f"{what} of {kind} is not kept up: 0 and -0 are equal and look different", "cast it: x::numeric(20, 4)"
+            )
         raise PartRefused(at, f"{what} of {kind} is not kept up", "cast it in a subquery: x::text")
 
     def _keys_of_join(self, kind: str, left: Node, right: Node, on: Sequence[tuple[str, str]]) -> tuple[Key, ...]:
@@ -380,7 +404,9 @@ class Planner:
             raise PartRefused(select.at, "DISTINCT ON with aggregates is not kept up", "write the aggregates in a subquery")
         for item in select.items:
             if isinstance(item.value, RowNumberCall) and (grouped or select.distinct or select.distinct_on):
-                raise PartRefused(item.value.at, "row_number() with GROUP BY or DISTINCT is not kept up", "write one of them in a subquery")
+                raise PartRefused(
+                    item.value.at, "row_number() with GROUP BY or DISTINCT is not kept up", "write one of them in a subquery"
+                )
         relation = self._grouped(scope, node, select) if grouped else self._plain_select(scope, node, select)
         if select.distinct:
             relation = self._distinct(select, relation)
@@ -390,7 +416,11 @@ class Planner:
         """The filter as near to its topic as it can be: what it leaves out is then not kept."""
         wanted = set(condition.columns)
         if isinstance(node, FilterNode):
-            return FilterNode(self._filtered(node.input, condition), node.condition, node.key, node.keys) if self._below(node, wanted) else self._on(node, condition)
+            return (
+                FilterNode(self._filtered(node.input, condition), node.condition, node.key, node.keys)
+                if self._below(node, wanted)
+                else self._on(node, condition)
+            )
         if isinstance(node, JoinNode) and wanted:
             if node.kind in ("inner", "left") and wanted <= columns_of(node.left):
                 return replace(node, left=self._filtered(node.left, condition))
@@ -425,7 +455,9 @@ class Planner:
         first = [_plain(self._resolved(scope, one, "DISTINCT ON")) for one in select.distinct_on]
         order = [_plain(_bare(self._resolved(scope, one.value, "ORDER BY"))) for one in select.order[:count]]
         if select.order and {repr(one) for one in first} != {repr(one) for one in order}:
-            raise PartRefused(select.at, "ORDER BY has to begin with the expressions of DISTINCT ON", "write them first, in any order")
+            raise PartRefused(
+                select.at, "ORDER BY has to begin with the expressions of DISTINCT ON", "write them first, in any order"
+            )
         node, column = self._numbered(scope, node, select.at, select.distinct_on, select.order[count:])
         partition = self._partition_of(node)
         numbered = NumberNode(partition.input, column, partition.partition, partition.order, partition.key, partition.keys, 1)
@@ -448,7 +480,9 @@ class Planner:
         node, orders, _ = self._ordered(scope, node, order, at)
         if not self.knowledge.covers([*(one.column for one in orders), *(one.name for one in columns)], node.keys):
             raise PartRefused(
-                at, f"the order is not total: {self._missing(node, columns, orders)}", "put the key's columns at the end of ORDER BY"
+                at,
+                f"the order is not total: {self._missing(node, columns, orders)}",
+                "put the key's columns at the end of ORDER BY",
             )
         number = self._column(INT8)
         keys = smallest([*node.keys, frozenset([number.name, *(one.name for one in columns)])])
@@ -463,11 +497,15 @@ class Planner:
         shown = sorted((one.field.name if (one := self.kinds[name]).field is not None else "a computed column") for name in names)
         return " and ".join(shown)
 
-    def _ordered(self, scope: _Scope, node: Node, items: Sequence[OrderItem], at: int) -> tuple[Node, tuple[Order, ...], list[Syntax]]:
+    def _ordered(
+        self, scope: _Scope, node: Node, items: Sequence[OrderItem], at: int
+    ) -> tuple[Node, tuple[Order, ...], list[Syntax]]:
         resolved = [self._resolved(scope, one.value, "ORDER BY") for one in items]
         return self._orders(node, items, resolved)
 
-    def _orders(self, node: Node, items: Sequence[OrderItem], resolved: Sequence[Syntax]) -> tuple[Node, tuple[Order, ...], list[Syntax]]:
+    def _orders(
+        self, node: Node, items: Sequence[OrderItem], resolved: Sequence[Syntax]
+    ) -> tuple[Node, tuple[Order, ...], list[Syntax]]:
         for item, syntax in zip(items, resolved, strict=True):
             if isinstance(syntax, NumberLiteral):
                 raise PartRefused(item.at, "ORDER BY a number is not possible here", "name the column")
@@ -523,9 +561,13 @@ class Planner:
         of_all = tuple(aggregates.values())
         grouped = GroupNode(node, distinct, of_all, key, (frozenset(key),))
         if not distinct and not grouped.signed:
-            call = next(one for syntax in resolved for one in _outermost_aggregates(syntax) if not aggregates[repr(_plain(one))].signed)
+            call = next(
+                one for syntax in resolved for one in _outermost_aggregates(syntax) if not aggregates[repr(_plain(one))].signed
+            )
             raise PartRefused(
-                call.at, f"{call.name} of all rows is not kept up: each change would read every row", "add GROUP BY, or keep to count, sum, avg, bool_and and bool_or"
+                call.at,
+                f"{call.name} of all rows is not kept up: each change would read every row",
+                "add GROUP BY, or keep to count, sum, avg, bool_and and bool_or",
             )
         behind = [self._behind(one, grouping, aggregates) for one in resolved]
         made: Node = grouped
@@ -558,7 +600,9 @@ class Planner:
                 return Name(one.at, found.name)
             if isinstance(one, Name):
                 raise PartRefused(
-                    one.at, f"column {self._shown({one.name})} is neither in GROUP BY nor in an aggregate", "add it to GROUP BY, also where the key determines it"
+                    one.at,
+                    f"column {self._shown({one.name})} is neither in GROUP BY nor in an aggregate",
+                    "add it to GROUP BY, also where the key determines it",
                 )
             return None
 
@@ -582,7 +626,9 @@ class Planner:
         syntax = call.arguments[0]
         node, [argument] = self._computed(node, [_bare(syntax) if isinstance(_bare(syntax), Name) else syntax])
         if call.distinct and name != "count":
-            raise PartRefused(at, f"{name}(DISTINCT …) is not kept up", "write SELECT DISTINCT in a subquery, and aggregate over it")
+            raise PartRefused(
+                at, f"{name}(DISTINCT …) is not kept up", "write SELECT DISTINCT in a subquery, and aggregate over it"
+            )
         if call.order and name not in ("array_agg", "string_agg", "jsonb_agg"):
             raise PartRefused(call.order[0].at, f"ORDER BY changes nothing in {name}", "leave it out")
         result = self._result(at, name, syntax, argument, call.distinct)
@@ -590,13 +636,17 @@ class Planner:
         separator: str | None = ""
         if name in ("array_agg", "string_agg", "jsonb_agg"):
             if not call.order:
-                raise PartRefused(at, f"{name} without ORDER BY is not kept up: its order is left to chance", f"write {name}(x ORDER BY …)")
+                raise PartRefused(
+                    at, f"{name} without ORDER BY is not kept up: its order is left to chance", f"write {name}(x ORDER BY …)"
+                )
             node, orders, _ = self._orders(node, call.order, [one.value for one in call.order])
             ordered = [one.column for one in orders]
             same = argument.name in ordered
             if not same and not self.knowledge.covers([*ordered, *(one.name for one in groups)], node.keys):
                 raise PartRefused(
-                    call.order[0].at, f"the order is not total: {self._missing(node, groups, orders)}", "put the key's columns at the end of ORDER BY"
+                    call.order[0].at,
+                    f"the order is not total: {self._missing(node, groups, orders)}",
+                    "put the key's columns at the end of ORDER BY",
                 )
         if name == "string_agg":
             constant = call.arguments[1]
@@ -617,7 +667,9 @@ class Planner:
             return BOOL
         if name in ("sum", "avg"):
             if kind.name in ("float4", "float8"):
-                raise PartRefused(at, f"{name} of {kind} is not kept up: it depends on the order of its rows", f"write {name}(x::numeric(20, 4))")
+                raise PartRefused(
+                    at, f"{name} of {kind} is not kept up: it depends on the order of its rows", f"write {name}(x::numeric(20, 4))"
+                )
             if kind not in INTEGERS and kind.name != "numeric":
                 raise PartRefused(at, f"{name} of {kind} is not kept up", "of integers and numeric it is")
             return INT8 if name == "sum" and kind.name in ("int2", "int4") else NUMERIC
@@ -640,10 +692,16 @@ class Planner:
                 raise PartRefused(at, f"{name} of texts depends on the database's collation", f'write {name}(x COLLATE "C")')
             return TEXT
         if kind.name in ("bool", "uuid"):
-            raise PartRefused(at, f"{name} of {kind} does not exist in every version of Postgres", "write bool_and or bool_or" if kind.name == "bool" else f'write {name}(x::text COLLATE "C")')
+            raise PartRefused(
+                at,
+                f"{name} of {kind} does not exist in every version of Postgres",
+                "write bool_and or bool_or" if kind.name == "bool" else f'write {name}(x::text COLLATE "C")',
+            )
         if kind.name == "numeric" and not has_scale(kind):
             raise PartRefused(
-                at, f"{name} of numeric without a scale is not kept up: 1.0 and 1.00 are equal and look different", f"write {name}(x::numeric(20, 4))"
+                at,
+                f"{name} of numeric without a scale is not kept up: 1.0 and 1.00 are equal and look different",
+                f"write {name}(x::numeric(20, 4))",
             )
         if kind.name not in _ORDERED and kind.name != "numeric":
             raise PartRefused(at, f"{name} of {kind} is not kept up")
@@ -662,11 +720,14 @@ class Planner:
                 raise PartRefused(select.at, "the branches of UNION ALL have different numbers of columns")
             for item, column, other in zip(select.items, columns, lists[0], strict=True):
                 if column.kind != other.kind or (column.kind.name in ("own", "opaque") and not _alike(column, other)):
-                    raise PartRefused(item.at, f"a branch has {column.kind} here, and the first one {other.kind}", "cast one of them")
+                    raise PartRefused(
+                        item.at, f"a branch has {column.kind} here, and the first one {other.kind}", "cast one of them"
+                    )
         place = self._branch_place(query, lists)
         alike = [all(_alike(column, columns[0]) for column in columns) for columns in zip(*lists, strict=True)]
         names = {
-            name: self._column(column.kind, column if same else None) for (name, column), same in zip(first.names.items(), alike, strict=True)
+            name: self._column(column.kind, column if same else None)
+            for (name, column), same in zip(first.names.items(), alike, strict=True)
         }
         made = list(names.values())
         key = {made[place].name}
@@ -676,7 +737,9 @@ class Planner:
             one = next((one for one in relation.node.keys if one <= closed), None)
             if one is None:
                 raise PartRefused(
-                    select.at, f"the branch lacks its rows' key: {self._shown(min(relation.node.keys, key=len))}", "select it: UNION ALL keeps equal rows apart by it"
+                    select.at,
+                    f"the branch lacks its rows' key: {self._shown(min(relation.node.keys, key=len))}",
+                    "select it: UNION ALL keeps equal rows apart by it",
                 )
             for name in sorted(one):
                 same = next(other for other in places if name in self.knowledge.closed([other]))
@@ -692,7 +755,9 @@ class Planner:
             if None not in texts and len(set(texts)) == len(texts):
                 return place
         raise PartRefused(
-            query.selects[1].at, "UNION ALL needs a column that tells the branches apart", "write SELECT 'a' AS branch, … UNION ALL SELECT 'b', …"
+            query.selects[1].at,
+            "UNION ALL needs a column that tells the branches apart",
+            "write SELECT 'a' AS branch, … UNION ALL SELECT 'b', …",
         )
 
 

@@ -230,9 +230,7 @@ class Relation:
         return conformed(self._state.queried(f"SELECT {self._columns} FROM {self._table} {self._order}", {}), self.schema)
 
     def _in_order(self, rows: pa.Table) -> pa.Table:
-        if rows.num_rows < 2 or not self.key:
-            return rows
-        return conformed(self._state.queried(f"SELECT {self._columns} FROM given {self._order}", {"given": rows}), self.schema)
+        return rows.sort_by([(name, "ascending") for name in self.key]) if rows.num_rows > 1 and self.key else rows
 
     @property
     def _order(self) -> str:
