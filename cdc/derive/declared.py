@@ -50,7 +50,9 @@ def refuse_circles(reads: Mapping[str, Sequence[str]]) -> None:
     def visit(name: str, way: tuple[str, ...]) -> None:
         if name in way:
             circle = " → ".join((*way[way.index(name) :], name))
-            raise ConfigError(f"views are computed from one another in a circle: {circle}", hint="take one of them out of the others")
+            raise ConfigError(
+                f"views are computed from one another in a circle: {circle}", hint="take one of them out of the others"
+            )
         if name in done:
             return
         for topic in reads[name]:
@@ -116,8 +118,9 @@ class BoundSql:
 
     @cached_property
     def json(self) -> Collection[str]:
-        return frozenset(one.name for one in self.definition.fields if isinstance(one.structure, Scalar) and one.structure.type in _JSON)
+        return frozenset(
+            one.name for one in self.definition.fields if isinstance(one.structure, Scalar) and one.structure.type in _JSON
+        )
 
     def open(self, folder: Path) -> Kernel:
         return SqlKernel(self.definition, folder, MEMORY)
-

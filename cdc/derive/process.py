@@ -12,8 +12,9 @@ from typing import Final, Protocol
 
 import structlog
 
+from cdc.derive.inforce import Waiting
 from cdc.derive.ports import DeclaredView
-from cdc.derive.runner import Halted, Limits, ViewRunner, Waiting
+from cdc.derive.runner import Around, Halted, Limits, ViewRunner
 from cdc.derive.statefolder import FOLDER, StateFolder, StateHeld
 from cdc.errors import HeadwaterError, Stopped
 from cdc.log.contract import LogReader
@@ -102,7 +103,7 @@ def run_view(
         if folder is None:
             return 0
         log = stack.enter_context(closing(open_reader(log_dir)))
-        runner = ViewRunner(name, declared, log, log_dir, run_dir, folder, pump=_pump(stop), limits=limits)
+        runner = ViewRunner(name, declared, Around(log, log_dir, run_dir, _pump(stop)), folder, limits)
         stack.enter_context(closing(runner))
         report.measures(folder)
         try:

@@ -9,14 +9,11 @@ began last.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import structlog
@@ -24,25 +21,24 @@ import structlog
 from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
 from cdc.derive.course import Course, Decision, StateFacts, decide
-from cdc.derive.netting import Redefined, TopicReads, loaded, net
+from cdc.derive.inforce import InForce, Waiting, in_force
+from cdc.derive.netting import Redefined, loaded, net
 from cdc.derive.pieces import difference, pieces
-from cdc.derive.ports import BoundView, DeclaredView
+from cdc.derive.ports import DeclaredView
 from cdc.derive.statefolder import StateFolder
+from cdc.derive.viewstate import ViewState
 from cdc.derive.wholeness import lacking
 from cdc.errors import HeadwaterError, PositionGone, Stopped, StopState
 from cdc.inbox.handover import Handover, HandoverDeadline
 from cdc.log.contract import LogReader
 from cdc.model.batch import META_FIELDS
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
-from cdc.model.topic import TopicSchema
-from cdc.replay.state import definition_at, rows_as_of
+from cdc.replay.state import rows_as_of
 from cdc.views.contract import Delta, Kernel, ViewRefused
 from cdc.views.marks import ViewMark, producer_of, topic_of
 
 MARK_S: Final = 1.0
 """A mark that brings no changes is handed over so often at most."""
-FORMAT: Final = 1
-"""Of what is computed: another version of Headwater that computes otherwise has another."""
 _NEVER: Final = 10.0**9
 _REDEFINED: Final = "a table that it reads was defined otherwise"
 
@@ -53,8 +49,16 @@ class Halted(HeadwaterError):
     """The process was asked to end while a view waited for something."""
 
 
-class Waiting(Exception):
-    """The view stands still; the message says what for."""
+@dataclass(frozen=True, slots=True)
+class Around:
+    """The log in which a view is kept up. ``log_dir``: its folder. ``pump``: brings things forward while a group waits in the inbox; it may raise to end that
+    (``Halted``)."""
+
+    log: LogReader
+    log_dir: Path
+    run_dir: Path
+    pump: Callable[[], None]
+    clock: Clock = MACHINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,36 +72,19 @@ class Limits:
 class ViewRunner:
     """One view's. For one thread.
 
-    ``declared``: the view. ``pump``: brings things forward while a group waits in the inbox; it may raise to end that (``Halted``).
+    ``declared``: the view. ``folder``: of its state.
     """
 
     def __init__(
-        self,
-        name: str,
-        declared: DeclaredView,
-        log: LogReader,
-        log_dir: Path,
-        run_dir: Path,
-        folder: StateFolder,
-        *,
-        pump: Callable[[], None],
-        limits: Limits | None = None,
-        clock: Clock = MACHINE,
+        self, name: str, declared: DeclaredView, around: Around, folder: StateFolder, limits: Limits | None = None
     ) -> None:
         self.name = name
-        self.topic = topic_of(name)
         self._declared = declared
-        self._log = log
-        self._run_dir = run_dir
-        self._folder = folder
+        self._around = around
+        self._state = ViewState(folder)
         self._limits = limits or Limits()
-        self._clock = clock
-        self._handover = Handover(log_dir, run_dir, producer_of(name), pump)
-        self._bound: BoundView | None = None
-        self._reads: Mapping[str, TopicReads] = {}
-        self._digest = ""
-        self._kernel: Kernel | None = None
-        self._facts: StateFacts | None = None
+        self._handover = Handover(around.log_dir, around.run_dir, producer_of(name), around.pump)
+        self._view: InForce | None = None
         self._marked_at = float("-inf")
         self._again_at_head = False
         self.at = START
@@ -107,6 +94,15 @@ class ViewRunner:
         self.why = ""
         """Why the view was computed from the beginning, if it was."""
 
+    @property
+    def topic(self) -> str:
+        """The topic that the view is."""
+        return topic_of(self.name)
+
+    @property
+    def _log(self) -> LogReader:
+        return self._around.log
+
     # --- beginning -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -114,7 +110,7 @@ class ViewRunner:
 
         Raises Waiting while a source is not whole, Stopped, HeadwaterError; it can be called again.
         """
-        self._close_kernel()
+        self._state.close()
         self._refuse_lacking()
         head = self._log.head()
         self._bind(head)
@@ -133,11 +129,11 @@ class ViewRunner:
             self._too_late(gone)
 
     def _go_on(self, mark: ViewMark, course: Course) -> None:
-        self.at = self._opened().cut
+        self.at = self._state.kernel.cut
         if course is Course.CATCH_UP:
             self._catch_up(mark)
         elif course is Course.RECONCILE:
-            self._reconcile(self._opened().cut)
+            self._reconcile(self._state.kernel.cut)
         self.at = max(self.at, mark.cut)
 
     def _too_late(self, gone: PositionGone) -> None:
@@ -145,43 +141,34 @@ class ViewRunner:
         self._rebuild("the log no longer has all changes since its last step")
 
     def _refuse_lacking(self) -> None:
-        why = lacking(self._log, self._run_dir, self._declared.topics)
+        why = lacking(self._log, self._around.run_dir, self._declared.topics)
         if why is not None:
             raise Waiting(why)
 
     def _bind(self, at: Cut) -> None:
-        schemas: dict[str, TopicSchema] = {}
-        for topic in self._declared.topics:
-            schema = definition_at(self._log, topic, at.position)
-            if schema is None:
-                raise Waiting(f"{topic} has nothing in the log yet")
-            schemas[topic] = schema
         try:
-            self._bound = self._declared.bind(schemas)
+            self._view = in_force(self._declared, self._log, at.position)
         except ViewRefused as refused:
             raise self._refused(refused) from None
-        self._reads = {topic: TopicReads.of(schemas[topic], columns) for topic, columns in self._bound.reads.items()}
-        self._digest = _digest(self._bound, self._reads)
 
     def _course(self, mark: ViewMark | None) -> Decision:
-        facts, lineage = self._folder.load(), self._log.lineage()
+        facts, lineage = self._state.facts, self._log.lineage()
         assert lineage is not None
-        if facts is None or facts.digest != self._digest or facts.loading:
-            return decide(self._digest, mark, facts, START, lineage)
-        assert self._bound is not None
+        digest = self._bound.digest
+        if facts is None or facts.digest != digest or facts.loading:
+            return decide(digest, mark, facts, START, lineage)
         try:
-            self._kernel = self._bound.open(self._folder.kernel)
+            cut = self._state.open(self._bound).cut
         except Stopped:
             raise
         except Exception as error:  # whatever a damaged file leads to
             _log.warning(f"the state of view {self.name} cannot be read", problem=type(error).__name__)
             return Decision(Course.REBUILD, "its state cannot be read")
-        self._facts = facts
-        return decide(self._digest, mark, facts, self._kernel.cut, lineage)
+        return decide(digest, mark, facts, cut, lineage)
 
     def _catch_up(self, mark: ViewMark) -> None:
         """Brings the state to the mark. What the log has of the output is not handed over again."""
-        kernel = self._opened()
+        kernel = self._state.kernel
         if mark.done is None:
             self._pass(mark.cut)
             return
@@ -196,7 +183,7 @@ class ViewRunner:
     def _pass(self, to: Position) -> None:
         """The state moves on; the log has all that comes out of it."""
         history = self._history()
-        self._advance(self._deltas(self._opened().cut, to, wait=False), to)
+        self._advance(self._deltas(self._state.kernel.cut, to, wait=False), to)
         self._commit(history)
 
     # --- steps ---------------------------------------------------------------------------------------------------------
@@ -207,7 +194,7 @@ class ViewRunner:
         Raises Waiting, Stopped, HeadwaterError when another runner has begun since; after any of them the view has to ``begin`` again.
         """
         head = self._log.head().position
-        if self._opened().cut >= head or self.at >= head:
+        if self._state.kernel.cut >= head or self.at >= head:
             return False
         try:
             return self._step(head, most)
@@ -220,7 +207,7 @@ class ViewRunner:
         return True
 
     def _step(self, head: Position, most: Position | None) -> bool:
-        begin = self._opened().cut
+        begin = self._state.kernel.cut
         to = self._log.cut_within(self.at, self._limits.rows, self._limits.bytes).position
         if self._again_at_head:
             to = head
@@ -237,7 +224,7 @@ class ViewRunner:
         output = self._advance(deltas, to)
         crashpoint("derive.advanced")
         groups = self._groups(output)
-        mark = ViewMark(self._digest, begin, to)
+        mark = ViewMark(self._bound.digest, begin, to)
         if not groups:
             self._even(to)
             self._commit(history)
@@ -257,29 +244,26 @@ class ViewRunner:
     def move_mark(self) -> None:
         """Hands over how far the view is, where the log does not know it and has not been told for a while."""
         held = ViewMark.read(self._handover.mark.to)
-        now = self._clock.monotonic()
-        if self._kernel is None or held is None or held.cut >= self.at or now - self._marked_at < MARK_S:
+        now = self._around.clock.monotonic()
+        if held is None or held.cut >= self.at or now - self._marked_at < MARK_S:
             return
         self._marked_at = now
-        self._handover.leave(ViewMark(self._digest, held.cut, self.at).text)
+        self._handover.leave(ViewMark(self._bound.digest, held.cut, self.at).text)
 
     def _even(self, to: Position) -> None:
         """Says durably that nothing comes out of the view between the log's mark and this cut, where its state is about to be."""
         held = ViewMark.read(self._handover.mark.to)
-        assert self._facts is not None
         assert held is not None
-        self._facts = replace(self._facts, even=(held.cut, to))
-        self._folder.save(self._facts)
+        self._state.note(even=(held.cut, to))
         crashpoint("derive.even")
 
     def _deltas(self, after: Position, to: Position, *, wait: bool = True) -> dict[str, Delta]:
-        assert self._facts is not None
         found = {}
-        for topic, reads in self._reads.items():
+        for topic, reads in self._bound.reads.items():
             if self._log.last_change(topic, to) <= after:
                 continue
-            one = net(reads, self._log.read(topic, after, to, self._facts.history))
-            if one.begins_again and wait and (why := lacking(self._log, self._run_dir, [topic])) is not None:
+            one = net(reads, self._log.read(topic, after, to, self._state.history))
+            if one.begins_again and wait and (why := lacking(self._log, self._around.run_dir, [topic])) is not None:
                 self._again_at_head = True
                 raise Waiting(why)
             if one.delta is not None:
@@ -288,7 +272,7 @@ class ViewRunner:
 
     def _advance(self, deltas: Mapping[str, Delta], to: Position) -> Delta:
         try:
-            return self._opened().advance(deltas, to)
+            return self._state.kernel.advance(deltas, to)
         except HeadwaterError as refused:  # such as a value that the view has no exact answer for
             raise self._refused(refused) from None
 
@@ -297,29 +281,26 @@ class ViewRunner:
         return Stopped(StopState.VIEW_REFUSED, f"view {self.name}: {refused}", hint=helps)
 
     def _groups(self, output: Delta) -> list[list[pa.RecordBatch]]:
-        assert self._bound is not None
         if output.emptied:
-            output = difference(output.rows, self._held(), self._bound.key)
-        return pieces(output, self._bound.key, self._bound.json)
+            output = difference(output.rows, self._held(), self._bound.view.key)
+        return pieces(output, self._bound.view.key, self._bound.view.json)
 
     def _hand_over(self, groups: list[list[pa.RecordBatch]], mark: ViewMark, done: int = 0) -> None:
         """All but the first ``done`` groups of the mark's range; the last one carries the mark itself."""
-        assert self._bound is not None
         deadline = HandoverDeadline.within(_NEVER)
         for number, batches in enumerate(groups[done:], done + 1):
             last = number == len(groups)
-            self._handover.give((mark if last else mark.part(number)).text, self.topic, tuple(self._bound.key), batches, deadline)
+            self._handover.give(
+                (mark if last else mark.part(number)).text, self.topic, tuple(self._bound.view.key), batches, deadline
+            )
             self.written += sum(map(len, batches))
-            self._marked_at = self._clock.monotonic()
+            self._marked_at = self._around.clock.monotonic()
             crashpoint("derive.group_taken")
 
     def _commit(self, history: str) -> None:
-        self._opened().commit()
+        self._state.kernel.commit()
         crashpoint("derive.committed")
-        assert self._facts is not None
-        if history != self._facts.history:
-            self._facts = replace(self._facts, history=history)
-            self._folder.save(self._facts)
+        self._state.note(history=history)
 
     # --- from the beginning --------------------------------------------------------------------------------------------
 
@@ -329,20 +310,15 @@ class ViewRunner:
         So nothing that a store shows of it disappears meanwhile. Raises PositionGone where the log no longer has a source as a whole.
         """
         began = time.monotonic()
-        self._close_kernel()
+        self._state.close()
         self.why = why
         lineage, cut = self._log.lineage(), self._log.head().position
         assert lineage is not None
-        assert self._bound is not None
-        self._folder.clear()
-        self._facts = StateFacts(self._digest, lineage.log, lineage.history, loading=True)
-        self._folder.save(self._facts)
+        self._state.begin_again(StateFacts(self._bound.digest, lineage.log, lineage.history, loading=True))
         crashpoint("derive.cleared")
-        kernel = self._kernel = self._bound.open(self._folder.kernel)
-        self._load(kernel, cut)
+        self._load(self._state.open(self._bound), cut)
         crashpoint("derive.loaded")
-        self._facts = replace(self._facts, loading=False)
-        self._folder.save(self._facts)
+        self._state.note(loading=False)
         crashpoint("derive.whole")
         self._reconcile(cut)
         facts = {"view": self.name, "position": cut, "seconds": round(time.monotonic() - began, 3), "changes": self.written}
@@ -357,7 +333,7 @@ class ViewRunner:
             crashpoint("derive.loading")
 
     def _chunks(self, cut: Position) -> Iterator[dict[str, Delta]]:
-        for topic, reads in self._reads.items():
+        for topic, reads in self._bound.reads.items():
             waiting: list[pa.RecordBatch] = []
             for batch in rows_as_of(self._log, topic, cut):
                 if not len(batch):
@@ -371,11 +347,12 @@ class ViewRunner:
 
     def _reconcile(self, cut: Position) -> None:
         """Hands over what the topic lacks of the state's rows, and what it has beyond them."""
-        assert self._bound is not None
-        found = pieces(difference(self._opened().rows(), self._held(), self._bound.key), self._bound.key, self._bound.json)
+        found = pieces(
+            difference(self._state.kernel.rows(), self._held(), self._bound.view.key), self._bound.view.key, self._bound.view.json
+        )
         self.at = cut
         # A mark that stands already cannot be handed over again.
-        mark = ViewMark(self._digest, START, cut)
+        mark = ViewMark(self._bound.digest, START, cut)
         if found:
             self._hand_over(found, mark)
         elif mark.text != self._handover.mark.to:
@@ -394,7 +371,7 @@ class ViewRunner:
 
     def rows(self) -> pa.Table:
         """The whole view as of its last step."""
-        return self._opened().rows()
+        return self._state.kernel.rows()
 
     def reflects(self) -> tuple[Lsn, int]:
         """The source's last commit that the view shows: its LSN and its time (microseconds since 1970)."""
@@ -402,17 +379,12 @@ class ViewRunner:
         return cut.commit_lsn, cut.commit_ts_us
 
     def close(self) -> None:
-        self._close_kernel()
+        self._state.close()
 
-    def _close_kernel(self) -> None:
-        if self._kernel is not None:
-            with suppress(Exception):  # it may be what failed
-                self._kernel.close()
-            self._kernel = None
-
-    def _opened(self) -> Kernel:
-        assert self._kernel is not None, "begin comes first"
-        return self._kernel
+    @property
+    def _bound(self) -> InForce:
+        assert self._view is not None, "begin comes first"
+        return self._view
 
     def _history(self) -> str:
         """To be asked before a range is read."""
@@ -430,13 +402,3 @@ def _with_last(pieces_: Iterator[dict[str, Delta]]) -> Iterator[tuple[dict[str, 
             yield held, False
         held, begun = piece, True
     yield held, True
-
-
-def _digest(bound: BoundView, reads: Mapping[str, TopicReads]) -> str:
-    facts: dict[str, Any] = {
-        "format": FORMAT,
-        "identity": bound.identity,
-        "key": list(bound.key),
-        "reads": {topic: [list(map(str, fact)) for fact in one.signature] for topic, one in sorted(reads.items())},
-    }
-    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()

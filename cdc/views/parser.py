@@ -324,7 +324,11 @@ class _QueryParser(Parser):
         return TableName(token.at, schema, name, self._alias() or name)
 
     def _alias(self) -> str:
-        if self.take("as") or self.token.kind == "quoted" or (self.token.kind == "name" and self.token.text not in _CLAUSES | RESERVED):
+        if (
+            self.take("as")
+            or self.token.kind == "quoted"
+            or (self.token.kind == "name" and self.token.text not in _CLAUSES | RESERVED)
+        ):
             found = self._name("a name is missing")
         else:
             return ""

@@ -5,14 +5,9 @@ Postgres answers to the view's SQL.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,14 +19,11 @@ from cdc.client.wait import wait
 from cdc.derive.declared import declared_views
 from cdc.derive.process import run_view
 from cdc.embedded.postgres import Postgres
-from cdc.errors import WaitTimeout
 from cdc.log.home import open_reader
 from cdc.settings.file import load
-from cdc.state import status
 from sinks import options_model
 from tests.conftest import Cache
 from tests.integration.pipeline import service
-from tests.waiting import until
 
 DEADLINE_S = 120.0
 JOINED = """select o.id, c.name, o.amount, o.note from public.orders o join public.customers c on c.id = o.customer_id"""

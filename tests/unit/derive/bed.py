@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc.derive.runner import Limits, ViewRunner
+from cdc.derive.ports import DeclaredView
+from cdc.derive.runner import Around, Limits, ViewRunner
 from cdc.derive.statefolder import StateFolder
 from cdc.inbox.writerside import Inbox
 from cdc.log.contract import LogReader, LogWriter
@@ -103,19 +104,10 @@ class Bed:
         status.write(self.folder / "run", "capture", saved)
 
     @contextmanager
-    def runner(self, view: WholeView = VIEW, state: str = "state", limits: Limits | None = None) -> Iterator[ViewRunner]:
+    def runner(self, view: DeclaredView = VIEW, state: str = "state", limits: Limits | None = None) -> Iterator[ViewRunner]:
         with closing(StateFolder(self.folder / state, "joined")) as folder:
-            runner = ViewRunner(
-                "joined",
-                view,
-                self.reader,
-                self.folder / "log",
-                self.folder / "run",
-                folder,
-                pump=lambda: serve_all(self.inbox),
-                limits=limits,
-                clock=Ticking(),
-            )
+            around = Around(self.reader, self.folder / "log", self.folder / "run", lambda: serve_all(self.inbox), Ticking())
+            runner = ViewRunner("joined", view, around, folder, limits)
             with closing(runner):
                 yield runner
 
@@ -135,6 +127,26 @@ class Bed:
         """The view's topic, folded."""
         batches = rows_as_of(self.reader, "views.joined", self.reader.head().position)
         return {row["id"]: {k: v for k, v in row.items() if not k.startswith("_")} for one in batches for row in one.to_pylist()}
+
+    def of_tables(self, view: WholeView = VIEW) -> dict[Any, Row]:
+        """What the view shows by the log's own rows of its tables."""
+        rows = {
+            topic: [
+                {name: row[name] for name in columns}
+                for one in rows_as_of(self.reader, topic, self.reader.head().position)
+                for row in one.to_pylist()
+            ]
+            for topic, columns in view.reads.items()
+        }
+        return {row["id"]: row for row in view.compute(rows)}
+
+    def refuse_doubles(self) -> None:
+        """No change repeats what its key showed already."""
+        held: dict[int, object] = {}
+        for position, op, row in self.history():
+            new = None if op == "d" else row
+            assert held.get(row["id"]) != new, f"position {position} changes nothing"
+            held[row["id"]] = new
 
     def history(self) -> list[tuple[int, str, Row]]:
         """Every change of the view's topic."""
@@ -166,5 +178,3 @@ def bed_in(folder: Path) -> Iterator[Bed]:
         bed = Bed(folder, writer, inbox, reader)
         bed.whole()
         yield bed
-    with suppress(AttributeError):
-        del bed

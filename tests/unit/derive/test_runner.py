@@ -11,18 +11,17 @@ from random import Random
 import pytest
 
 from cdc.crashpoint import Fault, armed
-from cdc.derive.runner import Limits, Waiting
+from cdc.derive.inforce import Waiting
+from cdc.derive.runner import Limits
 from cdc.errors import HeadwaterError
 from cdc.inbox.verdicts import InboxMark
 from cdc.model.batch import Op
 from cdc.views.marks import ViewMark
+from tests.faults import points
 from tests.unit.derive.bed import CUSTOMERS, ORDERS, VIEW, Bed, bed_in
 from tests.unit.derive.kernels import WholeView
 
-POINTS = (
-    "derive.opening", "derive.cleared", "derive.loading", "derive.loaded", "derive.whole", "derive.advanced", "derive.group_taken",
-    "derive.handed_over", "derive.even", "derive.committed", "inbox.take.appended", "inbox.take.marked", "inbox.take.durable",
-)  # fmt: skip
+POINTS = (*points.of("derive"), "inbox.take.appended", "inbox.take.marked", "inbox.take.durable")
 
 
 @pytest.fixture
@@ -105,17 +104,8 @@ def test_wherever_a_process_ends_no_change_is_lost_or_doubled(bed: Bed, point: s
         runner.begin()
         bed.keep_up(runner)
     assert bed.shown() == bed.expected()
-    refuse_doubles(bed)
+    bed.refuse_doubles()
     assert hits
-
-
-def refuse_doubles(bed: Bed) -> None:
-    """No change repeats what its key showed already."""
-    held: dict[int, object] = {}
-    for position, op, row in bed.history():
-        new = None if op == "d" else row
-        assert held.get(row["id"]) != new, f"position {position} changes nothing"
-        held[row["id"]] = new
 
 
 def test_of_two_runners_the_older_one_is_fenced(bed: Bed, seed: int) -> None:
@@ -137,7 +127,7 @@ def test_of_two_runners_the_older_one_is_fenced(bed: Bed, seed: int) -> None:
             bed.keep_up(two)
         bed.keep_up(one)
     assert bed.shown() == bed.expected()
-    refuse_doubles(bed)
+    bed.refuse_doubles()
 
 
 def test_a_lost_state_is_computed_again_and_the_topic_gets_only_what_differs(bed: Bed) -> None:
@@ -198,7 +188,7 @@ def test_large_outputs_come_in_several_groups_and_go_on_in_the_middle(bed: Bed, 
         runner.begin()
         bed.keep_up(runner)
     assert bed.shown() == bed.expected()
-    refuse_doubles(bed)
+    bed.refuse_doubles()
 
 
 def test_a_view_may_read_only_some_columns(bed: Bed) -> None:
