@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import decimal
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
@@ -13,7 +12,8 @@ import pyarrow.compute as pc
 
 from cdc.expressions.decimals import ARITHMETIC, text_of
 from cdc.model.pgtypes import canonical_text
-from cdc.views.plan import Aggregate, has_scale
+from cdc.views.held import ViewStopped
+from cdc.views.plan import Aggregate, Order, PlanColumn, has_scale
 from cdc.views.state import quoted
 
 Finish = Callable[[Mapping[str, pa.Array]], pa.Array]
@@ -26,15 +26,15 @@ def sliced(number: int, one: Aggregate) -> tuple[list[str], Finish]:
     name = f"a{number}"
     there = [quoted(one.condition)] if one.condition else []
     if one.argument is None:
-        return [f"count(*) {_where(there)} AS {name}"], lambda parts: parts[name].cast(pa.int64())
+        return [f"count(*) {where(there)} AS {name}"], lambda parts: parts[name].cast(pa.int64())
     value = quoted(one.argument.name)
-    valid = _where([*there, f"{value} IS NOT NULL"])
+    valid = where([*there, f"{value} IS NOT NULL"])
     if one.name == "count":
-        return [f"count({'DISTINCT ' if one.distinct else ''}{value}) {_where(there)} AS {name}"], lambda parts: parts[name].cast(
+        return [f"count({'DISTINCT ' if one.distinct else ''}{value}) {where(there)} AS {name}"], lambda parts: parts[name].cast(
             pa.int64()
         )
     if one.name in ("bool_and", "bool_or"):
-        return [f"{one.name}({value}) {_where(there)} AS {name}"], lambda parts: parts[name]
+        return [f"{one.name}({value}) {where(there)} AS {name}"], lambda parts: parts[name]
     if one.name in ("min", "max"):
         return _extreme(one, name, value, there)
     if one.name in ("sum", "avg"):
@@ -42,27 +42,50 @@ def sliced(number: int, one: Aggregate) -> tuple[list[str], Finish]:
             return [f"list({value}) {valid} AS {name}"], lambda parts: pa.array(
                 [_sum_of_texts(texts, one.name) for texts in parts[name].to_pylist()], pa.utf8()
             )
-        total, count = f"CAST(sum({value}) {_where(there)} AS VARCHAR) AS {name}", f"count({value}) {_where(there)} AS n{name}"
+        total, count = f"CAST(sum({value}) {where(there)} AS VARCHAR) AS {name}", f"count({value}) {where(there)} AS n{name}"
         return [total, count], lambda parts: _sum(one, parts[name], parts[f"n{name}"])
-    order = f" ORDER BY {_ordered(one)}"
+    order = f" ORDER BY {ordered(one.order)}"
     if one.name == "string_agg":
         return [f"list({value}{order}) {valid} AS {name}"], lambda parts: pa.array(
             [None if texts is None else _joined(texts, one.separator) for texts in parts[name].to_pylist()], pa.utf8()
         )
-    return [f"list({value}{order}) {_where(there)} AS {name}"], lambda parts: pa.array(
-        [None if values is None else _jsonb(values, one) for values in parts[name].to_pylist()], pa.utf8()
+    return [f"list({value}{order}) {where(there)} AS {name}"], lambda parts: pa.array(
+        [None if values is None else _jsonb(values) for values in parts[name].to_pylist()], pa.utf8()
     )
+
+
+def ordered(orders: Sequence[Order]) -> str:
+    """ORDER BY in the engine's SQL."""
+    return ", ".join(
+        f"{quoted(one.column)} {'DESC' if one.descending else 'ASC'} NULLS {'FIRST' if one.nulls_first else 'LAST'}"
+        for one in orders
+    )
+
+
+def of_sums(name: str, column: PlanColumn, count: pa.Array, total: pa.Array) -> pa.Array:
+    """The aggregate from the number of its values and their sum; of booleans from how many are true. Raises ViewStopped."""
+    none = pc.equal(count, 0)
+    if name == "count":
+        return count
+    if name in ("bool_and", "bool_or"):
+        found = pc.equal(total, count) if name == "bool_and" else pc.greater(total, 0)
+        return pc.if_else(none, pa.scalar(None, pa.bool_()), found)
+    total = pc.if_else(none, pa.scalar(None, total.type), total)
+    if name == "avg":
+        quotient, _ = ARITHMETIC["/"](canonical_text(total), pc.if_else(none, pa.scalar(None, pa.int64()), count))
+        return quotient
+    return canonical_text(total) if pa.types.is_string(column.held) else _bigint(total)
+
+
+def _bigint(total: pa.Array) -> pa.Array:
+    try:
+        return total.cast(pa.int64())
+    except pa.ArrowInvalid:
+        raise ViewStopped("a sum is out of the range of bigint", hint="write sum(x::bigint), which is numeric") from None
 
 
 def _joined(texts: list[str], separator: str | None) -> str:
     return ("" if separator is None else separator).join(texts)
-
-
-def _ordered(one: Aggregate) -> str:
-    return ", ".join(
-        f"{quoted(order.column)} {'DESC' if order.descending else 'ASC'} NULLS {'FIRST' if order.nulls_first else 'LAST'}"
-        for order in one.order
-    )
 
 
 def _extreme(one: Aggregate, name: str, value: str, there: list[str]) -> tuple[list[str], Finish]:
@@ -70,14 +93,14 @@ def _extreme(one: Aggregate, name: str, value: str, there: list[str]) -> tuple[l
         found = parts[name]
         return canonical_text(found) if pa.types.is_decimal(found.type) else found
 
-    return [f"{one.name}({value}) {_where(there)} AS {name}"], finish
+    return [f"{one.name}({value}) {where(there)} AS {name}"], finish
 
 
 def _sum(one: Aggregate, total: pa.Array, count: pa.Array) -> pa.Array:
     if one.name == "avg":
         quotient, _ = ARITHMETIC["/"](total, pc.if_else(pc.equal(count, 0), pa.scalar(None, pa.int64()), count.cast(pa.int64())))
         return quotient
-    return total.cast(one.column.held)
+    return total if pa.types.is_string(one.column.held) else _bigint(total)
 
 
 def _sum_of_texts(texts: list[str] | None, name: str) -> str | None:
@@ -95,7 +118,7 @@ def _sum_of_texts(texts: list[str] | None, name: str) -> str | None:
     return str(quotient.as_py())
 
 
-def _jsonb(values: list[Any], one: Aggregate) -> str:
+def _jsonb(values: list[Any]) -> str:
     return "[" + ", ".join(_json(value) for value in values) + "]"
 
 
@@ -109,23 +132,13 @@ def _json(value: Any) -> str:
         return str(value)
     if isinstance(value, Decimal):
         return text_of(value)
-    return _ESCAPED.sub_text(value)
+    return '"' + "".join(_SHORT.get(sign) or (f"\\u{ord(sign):04x}" if sign < " " else sign) for sign in value) + '"'
 
 
-class _Escapes:
-    """Postgres escapes quotes, backslashes and control characters, and nothing else."""
-
-    _SHORT: Final = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
-
-    def sub_text(self, text: str) -> str:
-        return '"' + "".join(self._SHORT.get(sign) or (f"\\u{ord(sign):04x}" if sign < " " else sign) for sign in text) + '"'
+_SHORT: Final = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
+"""What Postgres escapes beside control characters."""
 
 
-_ESCAPED: Final = _Escapes()
-
-
-def _where(conditions: list[str]) -> str:
+def where(conditions: Sequence[str]) -> str:
+    """FILTER in the engine's SQL."""
     return f"FILTER (WHERE {' AND '.join(conditions)})" if conditions else ""
-
-
-assert json

@@ -6,7 +6,7 @@ only carry is its text. So a value is one value, where a batch has exact texts b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -67,9 +67,9 @@ def _exact(rows: pa.Table) -> dict[str, dict[int, str]]:
     return found
 
 
-def schema_of(columns: Sequence[PlanColumn] | Mapping[str, PlanColumn] | object) -> pa.Schema:
+def schema_of(columns: Iterable[PlanColumn]) -> pa.Schema:
     """The kernel's schema of these columns."""
-    return pa.schema([(one.name, one.held) for one in columns])  # type: ignore[attr-defined]
+    return pa.schema([(one.name, one.held) for one in columns])
 
 
 def released(rows: pa.Table, columns: Mapping[str, PlanColumn]) -> pa.Table:

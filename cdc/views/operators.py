@@ -10,13 +10,15 @@ Between the nodes, rows that are equal before and after may be among those that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.expressions import MEANINGS, Expression
+from cdc.views.aggregates import Finish, of_sums, ordered, sliced, where
 from cdc.views.contract import Delta
 from cdc.views.held import ViewStopped, held, schema_of
 from cdc.views.plan import (
@@ -27,7 +29,6 @@ from cdc.views.plan import (
     LeafNode,
     Node,
     NumberNode,
-    Order,
     PlanColumn,
     UnionNode,
 )
@@ -329,6 +330,8 @@ class SignedGroups:
 
     def advance(self, deltas: Deltas) -> Change:
         change = self._of.advance(deltas)
+        if change.empty and self._groups:
+            return _nothing(self.schema)
         added = self._added(change)
         before = self._relation.of("", added.select(self._groups or ["one"]))
         after = self._total(before, added)
@@ -350,13 +353,13 @@ class SignedGroups:
             value = quoted(one.argument.name) if one.argument is not None else ""
             if value:
                 there.append(f"{value} IS NOT NULL")
-            made.append(f"coalesce(sum(sign) {_where(there)}, 0) AS n{number}")
+            made.append(f"coalesce(sum(sign) {where(there)}, 0) AS n{number}")
             if one.name in ("sum", "avg"):
                 kind = engine_type(self._parts[f"s{number}"])
-                signs = [f"coalesce(CAST(sum({value}) {_where([*there, f'sign = {sign}'])} AS {kind}), 0)" for sign in (1, -1)]
+                signs = [f"coalesce(CAST(sum({value}) {where([*there, f'sign = {sign}'])} AS {kind}), 0)" for sign in (1, -1)]
                 made.append(f"CAST({signs[0]} - {signs[1]} AS {kind}) AS s{number}")
             elif one.name in ("bool_and", "bool_or"):
-                made.append(f"coalesce(sum(sign) {_where([*there, value])}, 0) AS s{number}")
+                made.append(f"coalesce(sum(sign) {where([*there, value])}, 0) AS s{number}")
         groups = [quoted(one) for one in self._groups]
         behind = f" GROUP BY {', '.join(groups)}" if groups else ""
         return conformed(
@@ -380,36 +383,8 @@ class SignedGroups:
         for number, one in enumerate(self._node.aggregates):
             count = sums.column(f"n{number}").combine_chunks()
             total = sums.column(f"s{number}").combine_chunks() if f"s{number}" in self._parts else count
-            columns[one.column.name] = _aggregate_of_sums(one.name, one.column, count, total)
+            columns[one.column.name] = of_sums(one.name, one.column, count, total)
         return pa.Table.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
-
-
-def _aggregate_of_sums(name: str, column: PlanColumn, count: pa.Array, total: pa.Array) -> pa.Array:
-    """The aggregate from the number of its values and their sum; of booleans from how many are true."""
-    from cdc.expressions.decimals import ARITHMETIC
-
-    none = pc.equal(count, 0)
-    if name == "count":
-        return count
-    if name in ("bool_and", "bool_or"):
-        found = pc.equal(total, count) if name == "bool_and" else pc.greater(total, 0)
-        return pc.if_else(none, pa.scalar(None, pa.bool_()), found)
-    total = pc.if_else(none, pa.scalar(None, total.type), total)
-    if name == "avg":
-        quotient, _ = ARITHMETIC["/"](_decimal_text(total), pc.if_else(none, pa.scalar(None, pa.int64()), count))
-        return quotient
-    if pa.types.is_string(column.held):
-        return _decimal_text(total)
-    try:
-        return total.cast(column.held)
-    except pa.ArrowInvalid:
-        raise ViewStopped("a sum is out of the range of bigint", hint="write sum(x::bigint), which is numeric") from None
-
-
-def _decimal_text(values: pa.Array) -> pa.Array:
-    from cdc.model.pgtypes import canonical_text
-
-    return canonical_text(values)
 
 
 class SlicedGroups:
@@ -440,9 +415,9 @@ class SlicedGroups:
             return self.schema.empty_table()
         groups = [quoted(one) for one in self._groups]
         made: list[str] = []
-        finish: list[tuple[str, Callable[[Mapping[str, pa.Array]], pa.Array]]] = []
+        finish: list[tuple[str, Finish]] = []
         for number, one in enumerate(self._node.aggregates):
-            sql, last = _aggregate_sql(number, one)
+            sql, last = sliced(number, one)
             made += sql
             finish.append((one.column.name, last))
         found = _asked(
@@ -454,13 +429,6 @@ class SlicedGroups:
         return pa.Table.from_arrays(
             [columns[name].cast(self.schema.field(name).type) for name in self.schema.names], schema=self.schema
         )
-
-
-def _aggregate_sql(number: int, one: object) -> tuple[list[str], Callable[[Mapping[str, pa.Array]], pa.Array]]:
-    """Columns of the groups in the engine's SQL, and what makes the aggregate of them."""
-    from cdc.views.aggregates import sliced
-
-    return sliced(number, one)  # type: ignore[arg-type]
 
 
 # --- partitions
@@ -498,14 +466,6 @@ class Numbered:
         )
 
 
-def ordered(orders: Sequence[Order]) -> str:
-    """ORDER BY in the engine's SQL."""
-    return ", ".join(
-        f"{quoted(one.column)} {'DESC' if one.descending else 'ASC'} NULLS {'FIRST' if one.nulls_first else 'LAST'}"
-        for one in orders
-    )
-
-
 class United:
     """The rows of several branches."""
 
@@ -538,14 +498,8 @@ def _touched(change: Change, names: Sequence[str]) -> pa.Table:
     return distinct(pa.concat_tables([change.before.select(names), change.after.select(names)]), names)
 
 
-def _where(conditions: Sequence[str]) -> str:
-    return f"FILTER (WHERE {' AND '.join(conditions)})" if conditions else ""
-
-
 def _asked(state: State, sql: str, tables: Mapping[str, pa.Table]) -> pa.Table:
     """As ``State.queried``, of sums, which may have no room."""
-    import duckdb
-
     try:
         return state.queried(sql, tables)
     except (duckdb.ConversionException, duckdb.OutOfRangeException):

@@ -126,7 +126,7 @@ class _QueryParser(Parser):
                     "write UNION ALL with a column that names the branch: SELECT 'a' AS branch, …",
                 )
             selects.append(self._select())
-        self._refuse_behind(len(selects) > 1)
+        self._refuse_behind()
         self._queries -= 1
         return Query(at, tuple(selects), named)
 
@@ -146,7 +146,7 @@ class _QueryParser(Parser):
             if not self.take(","):
                 return tuple(found)
 
-    def _refuse_behind(self, several: bool) -> None:
+    def _refuse_behind(self) -> None:
         at = self.token.at
         if self.ahead("order"):
             raise PartRefused(at, "ORDER BY has no meaning for a view, whose rows have a key and no order", "leave it out")

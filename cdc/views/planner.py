@@ -14,7 +14,20 @@ from cdc.expressions import BOOL, Expression, PgType, type_of
 from cdc.expressions.expression import checked
 from cdc.expressions.pgtype import INT8, INTEGERS, JSONB, NUMERIC, TEXT
 from cdc.expressions.refusal import PartRefused, near
-from cdc.expressions.syntax import Case, Cast, Collated, Name, NumberLiteral, Operation, Quoted, Syntax, Truth, children
+from cdc.expressions.syntax import (
+    Array,
+    Case,
+    Cast,
+    Collated,
+    FunctionCall,
+    Name,
+    NumberLiteral,
+    Operation,
+    Quoted,
+    Syntax,
+    Truth,
+    children,
+)
 from cdc.model.topic import TopicSchema
 from cdc.views.plan import (
     Aggregate,
@@ -99,7 +112,7 @@ class Planner:
             # What a later query names is what stands before it: each sees its own surroundings.
             self._named = {**self._named, name: replace(one, named=(*self._surroundings(), *one.named))}
         try:
-            branches = [self._select(one) for one in query.selects]
+            branches = [self._select(_with_names(one, query.selects[0])) for one in query.selects]
         finally:
             self._named = outer
         return branches[0] if len(branches) == 1 else self._union(query, branches)
@@ -261,13 +274,18 @@ class Planner:
         conditions = self._conditions(scope, item, mine, others)
         pairs: list[tuple[PlanColumn, PlanColumn]] = []
         rest: list[Syntax] = []
+        repeated: list[tuple[int, tuple[PlanColumn, PlanColumn], tuple[PlanColumn, PlanColumn]]] = []
         for at, condition in conditions:
             pair = self._pair(scope, condition, mine, others)
             if pair is None:
                 rest.append(condition)
             else:
                 self._comparable(at, *pair)
-                pairs.append(pair)
+                again = next((one for one in pairs if pair[0] is one[0] or pair[1] is one[1]), None)
+                if again is None:
+                    pairs.append(pair)
+                elif pair != again:
+                    repeated.append((at, again, pair))
         if not pairs:
             raise PartRefused(
                 item.at,
@@ -289,6 +307,20 @@ class Planner:
                     condition.at,
                     f"ON of a {item.kind.upper()} JOIN can have equalities, and conditions on the side that may be missing",
                     "filter a side in a subquery first",
+                )
+        for at, first, second in repeated:  # a = x AND a = y: x = y, on the other side
+            of_left = first[1] is second[1]
+            names = [Name(at, pair[0 if of_left else 1].name) for pair in (first, second)]
+            equal = Operation(at, "=", tuple(names))
+            if item.kind == "inner":
+                behind.append(equal)
+            elif item.kind == "left" and not of_left:
+                right = self._on(right, self._expression(equal, BOOL))
+            elif item.kind == "right" and of_left:
+                left = self._on(left, self._expression(equal, BOOL))
+            else:
+                raise PartRefused(
+                    at, f"a {item.kind.upper()} JOIN by one column twice is not kept up", "filter a side in a subquery first"
                 )
         on = tuple((a.name, b.name) for a, b in pairs)
         if item.kind == "inner":
@@ -477,7 +509,8 @@ class Planner:
         node, columns = self._computed(node, [_bare(self._resolved(scope, one, "PARTITION BY")) for one in partition])
         for one, column in zip(partition, columns, strict=True):
             self._has_equality(one.at, column, "a partition")
-        node, orders, _ = self._ordered(scope, node, order, at)
+        columns = list(dict.fromkeys(columns))
+        node, orders = self._orders(node, order, [self._resolved(scope, one.value, "ORDER BY") for one in order])
         if not self.knowledge.covers([*(one.column for one in orders), *(one.name for one in columns)], node.keys):
             raise PartRefused(
                 at,
@@ -497,15 +530,7 @@ class Planner:
         shown = sorted((one.field.name if (one := self.kinds[name]).field is not None else "a computed column") for name in names)
         return " and ".join(shown)
 
-    def _ordered(
-        self, scope: _Scope, node: Node, items: Sequence[OrderItem], at: int
-    ) -> tuple[Node, tuple[Order, ...], list[Syntax]]:
-        resolved = [self._resolved(scope, one.value, "ORDER BY") for one in items]
-        return self._orders(node, items, resolved)
-
-    def _orders(
-        self, node: Node, items: Sequence[OrderItem], resolved: Sequence[Syntax]
-    ) -> tuple[Node, tuple[Order, ...], list[Syntax]]:
+    def _orders(self, node: Node, items: Sequence[OrderItem], resolved: Sequence[Syntax]) -> tuple[Node, tuple[Order, ...]]:
         for item, syntax in zip(items, resolved, strict=True):
             if isinstance(syntax, NumberLiteral):
                 raise PartRefused(item.at, "ORDER BY a number is not possible here", "name the column")
@@ -514,7 +539,7 @@ class Planner:
         for item, syntax, column in zip(items, resolved, columns, strict=True):
             self._has_order(item.at, syntax, column)
             found.append(Order(column.name, item.descending, item.nulls_first))
-        return node, tuple(found), list(resolved)
+        return node, tuple(found)
 
     def _has_order(self, at: int, syntax: Syntax, column: PlanColumn) -> None:
         kind = column.kind
@@ -639,7 +664,7 @@ class Planner:
                 raise PartRefused(
                     at, f"{name} without ORDER BY is not kept up: its order is left to chance", f"write {name}(x ORDER BY …)"
                 )
-            node, orders, _ = self._orders(node, call.order, [one.value for one in call.order])
+            node, orders = self._orders(node, call.order, [one.value for one in call.order])
             ordered = [one.column for one in orders]
             same = argument.name in ordered
             if not same and not self.knowledge.covers([*ordered, *(one.name for one in groups)], node.keys):
@@ -761,6 +786,14 @@ class Planner:
         )
 
 
+def _with_names(select: Select, first: Select) -> Select:
+    """A branch's columns have the names of the first one's."""
+    if select is first or len(select.items) != len(first.items):
+        return select
+    items = [replace(item, name=other.name) for item, other in zip(select.items, first.items, strict=True)]
+    return replace(select, items=tuple(items))
+
+
 def _alike(one: PlanColumn, other: PlanColumn) -> bool:
     if one.field is None or other.field is None:
         return False
@@ -812,9 +845,12 @@ def _replaced(syntax: Syntax, change: Any) -> Syntax:
         return replace(syntax, whens=tuple((again(a), again(b)) for a, b in syntax.whens), otherwise=again(syntax.otherwise))
     if isinstance(syntax, Cast | Collated):
         return replace(syntax, value=again(syntax.value))
-    for name in ("operands", "arguments", "items"):
-        if hasattr(syntax, name):
-            return replace(syntax, **{name: tuple(map(again, getattr(syntax, name)))})
+    if isinstance(syntax, Operation):
+        return replace(syntax, operands=tuple(map(again, syntax.operands)))
+    if isinstance(syntax, FunctionCall):
+        return replace(syntax, arguments=tuple(map(again, syntax.arguments)))
+    if isinstance(syntax, Array):
+        return replace(syntax, items=tuple(map(again, syntax.items)))
     return syntax
 
 

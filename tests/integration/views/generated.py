@@ -93,7 +93,7 @@ class History:
             kind = self._rng.choices(
                 ("insert", "update", "delete", "key", "swap", "again", "empty", "all"), (10, 6, 4, 2, 1, 2, 0.3, 0.5)
             )[0]
-            made += getattr(self, f"_{kind}")(table)
+            made += self._everything() if kind == "all" else getattr(self, f"_{kind}")(table)
             if kind == "empty":
                 emptied.append(f"public.{table.name}")
         return made, emptied
@@ -144,7 +144,7 @@ class History:
     def _empty(self, table: GeneratedTable) -> list[str]:
         return [f"truncate {table.name}", *(self._insert(table) if self._rng.random() < 0.5 else [])]
 
-    def _all(self, table: GeneratedTable) -> list[str]:
+    def _everything(self) -> list[str]:
         """Parents and children at once."""
         return [f"delete from {one.name}" for one in self._tables]
 

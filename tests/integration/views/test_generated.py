@@ -34,7 +34,7 @@ def run(connection: Connection, seed: int, folder: Path | None = None) -> tuple[
             statements, emptied = history.statements()
             with connection.transaction():
                 for one in statements:
-                    connection.execute(one)  # type: ignore[arg-type]
+                    connection.execute(one)
             try:
                 stage.step(rng, emptied)
             except psycopg.errors.DataError:

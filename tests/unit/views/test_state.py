@@ -111,7 +111,7 @@ def test_random_changes_are_those_of_a_dictionary(seed: int) -> None:
             model.clear()
         for key in gone:
             model.pop(key, None)
-        model.update({row[:2]: row for row in rows})  # type: ignore[misc]
+        model.update({row[:2]: row for row in rows})
         change = relation.apply(_rows(*rows), _keys(*gone), emptied)
         assert _held(change.before) == {key: row for key, row in before.items() if emptied or key in keys}, (seed, step)
         assert _held(change.after) == {row[:2]: row for row in rows}, (seed, step)
