@@ -63,7 +63,7 @@ def examine(given: Invocation, *, fix: bool) -> Iterator[Finding]:
 def _views(settings: Settings) -> Iterator[Finding]:
     if not settings.views:
         return
-    from cdc.derive.declared import declared_views
+    from cdc.derive.declarations import declared_views
 
     try:
         for name, view in declared_views(settings).items():

@@ -49,7 +49,7 @@ def run(
 
         refuse_unknown(settings)
     if settings.views and parent is None:
-        from cdc.derive.declared import declared_views
+        from cdc.derive.declarations import declared_views
 
         declared_views(settings)  # a text that is no query, and views in a circle, are refused before anything starts
     with stop_on_signals(DRAIN_S if only else SUPERVISOR_DRAIN_S) as stop:
@@ -126,9 +126,9 @@ def _capture(settings: Settings, stop: threading.Event, in_force: Callable[[], S
 
 
 def _view(settings: Settings, name: str, stop: threading.Event) -> int:
-    from cdc.derive.declared import declared_views
+    from cdc.derive.declarations import declared_views
     from cdc.derive.process import Drive, locally, run_view
-    from cdc.derive.runner import Limits
+    from cdc.derive.runner import StepLimits
 
     view = settings.views.get(name)
     if view is None:
@@ -149,7 +149,7 @@ def _view(settings: Settings, name: str, stop: threading.Event) -> int:
         stop,
         engine=view.engine,
         drive=drive,
-        limits=Limits(view.batch_rows, view.batch_bytes),
+        limits=StepLimits(view.batch_rows, view.batch_bytes),
     )
 
 

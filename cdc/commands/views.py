@@ -62,7 +62,7 @@ def explain(
         raise ConfigError(
             f"there is no view {name!r} in the configuration", hint=f"known views: {', '.join(settings.views) or 'none'}"
         )
-    from cdc.derive.declared import declared_views
+    from cdc.derive.declarations import declared_views
     from cdc.views.marks import topic_of
 
     declared = declared_views(settings)[name]

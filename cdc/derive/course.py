@@ -24,7 +24,7 @@ from cdc.model.position import Position
 from cdc.views.marks import ViewMark
 
 
-class Course(StrEnum):
+class ViewCourse(StrEnum):
     GO_ON = "go on"
     CATCH_UP = "catch up"
     RECONCILE = "reconcile"
@@ -32,7 +32,7 @@ class Course(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class StateFacts:
+class KernelFacts:
     """What lies beside a kernel's state. ``loading``: it is not whole yet. ``even``: nothing came out of the view between these two cuts."""
 
     digest: str
@@ -44,31 +44,31 @@ class StateFacts:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    course: Course
+    course: ViewCourse
     why: str = ""
 
 
-def decide(digest: str, mark: ViewMark | None, facts: StateFacts | None, cut: Position, lineage: Lineage) -> Decision:
+def decide(digest: str, mark: ViewMark | None, facts: KernelFacts | None, cut: Position, lineage: Lineage) -> Decision:
     """``digest``: the definition's. ``cut``: the kernel's."""
     if facts is None:
-        return Decision(Course.REBUILD, "it has no state yet")
+        return Decision(ViewCourse.REBUILD, "it has no state yet")
     if facts.digest != digest:
-        return Decision(Course.REBUILD, "its definition is another than its state's")
+        return Decision(ViewCourse.REBUILD, "its definition is another than its state's")
     if facts.loading or not cut:
-        return Decision(Course.REBUILD, "its state is not whole")
+        return Decision(ViewCourse.REBUILD, "its state is not whole")
     until = lineage.until(facts.history)
     if facts.log != lineage.log or until is None or cut > until:
-        return Decision(Course.REBUILD, "its state is of another history of the log")
+        return Decision(ViewCourse.REBUILD, "its state is of another history of the log")
     if mark is None:
-        return Decision(Course.REBUILD, "the log has no mark of it")
+        return Decision(ViewCourse.REBUILD, "the log has no mark of it")
     if mark.digest != digest:
-        return Decision(Course.REBUILD, "its definition is another than that of its rows in the log")
+        return Decision(ViewCourse.REBUILD, "its definition is another than that of its rows in the log")
     if mark.done is not None and cut != mark.cut and not 0 < mark.begin >= cut:
-        return Decision(Course.REBUILD, "its rows in the log are not whole, and its state cannot tell the others")
+        return Decision(ViewCourse.REBUILD, "its rows in the log are not whole, and its state cannot tell the others")
     if cut > mark.cut:
         if mark.done is None and facts.even is not None and facts.even[0] <= mark.cut and cut <= facts.even[1]:
-            return Decision(Course.GO_ON)
-        return Decision(Course.REBUILD, "its state is ahead of the log")
+            return Decision(ViewCourse.GO_ON)
+        return Decision(ViewCourse.REBUILD, "its state is ahead of the log")
     if cut == mark.cut:
-        return Decision(Course.GO_ON if mark.done is None else Course.RECONCILE)
-    return Decision(Course.CATCH_UP)
+        return Decision(ViewCourse.GO_ON if mark.done is None else ViewCourse.RECONCILE)
+    return Decision(ViewCourse.CATCH_UP)

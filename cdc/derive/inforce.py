@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cdc.derive.netting import TopicReads
+from cdc.derive.netrange import TopicReads
 from cdc.derive.ports import BoundView, DeclaredView
 from cdc.log.contract import LogReader
 from cdc.model.position import Position
@@ -19,12 +19,12 @@ FORMAT: Final = 1
 """Of what is computed: another version of Headwater that computes otherwise has another."""
 
 
-class Waiting(Exception):
+class ViewWaits(Exception):
     """The view stands still; the message says what for."""
 
 
 @dataclass(frozen=True, slots=True)
-class InForce:
+class ViewInForce:
     """``digest``: stands for the definition, and for all of its topics' that its rows follow from."""
 
     view: BoundView
@@ -32,17 +32,17 @@ class InForce:
     digest: str
 
 
-def in_force(declared: DeclaredView, log: LogReader, at: Position) -> InForce:
-    """As of this cut. Raises Waiting, ViewRefused, Stopped."""
+def in_force(declared: DeclaredView, log: LogReader, at: Position) -> ViewInForce:
+    """As of this cut. Raises ViewWaits, ViewRefused, Stopped."""
     schemas: dict[str, TopicSchema] = {}
     for topic in declared.topics:
         schema = definition_at(log, topic, at)
         if schema is None:
-            raise Waiting(f"{topic} has nothing in the log yet")
+            raise ViewWaits(f"{topic} has nothing in the log yet")
         schemas[topic] = schema
     view = declared.bind(schemas)
     reads = {topic: TopicReads.of(schemas[topic], columns) for topic, columns in view.reads.items()}
-    return InForce(view, reads, _digest(view, reads))
+    return ViewInForce(view, reads, _digest(view, reads))
 
 
 def _digest(view: BoundView, reads: Mapping[str, TopicReads]) -> str:

@@ -12,9 +12,9 @@ from typing import Final, Protocol
 
 import structlog
 
-from cdc.derive.inforce import Waiting
+from cdc.derive.inforce import ViewWaits
 from cdc.derive.ports import DeclaredView
-from cdc.derive.runner import Around, Halted, Limits, ViewRunner
+from cdc.derive.runner import Around, Halted, StepLimits, ViewRunner
 from cdc.derive.statefolder import FOLDER, StateFolder, StateHeld
 from cdc.errors import HeadwaterError, Stopped
 from cdc.log.contract import LogReader
@@ -59,7 +59,7 @@ class ViewSession:
             began = time.monotonic()
             try:
                 worked = self._runner.step(upto)
-            except Waiting as waiting:
+            except ViewWaits as waiting:
                 self._report.wait(str(waiting))
                 self.stop.wait(LOOK_S)
                 continue
@@ -91,7 +91,7 @@ def run_view(
     *,
     engine: str = "local",
     drive: Drive = locally,
-    limits: Limits | None = None,
+    limits: StepLimits | None = None,
 ) -> int:
     """Keeps the view up until ``stop`` is set; returns 0. Raises Stopped, which is recorded, and HeadwaterError."""
     part = status.view_part(name)
@@ -158,7 +158,7 @@ def _begin(runner: ViewRunner, report: ViewReport, stop: threading.Event) -> boo
     while not stop.is_set():
         try:
             runner.begin()
-        except Waiting as waiting:
+        except ViewWaits as waiting:
             report.wait(str(waiting))
             stop.wait(LOOK_S)
         else:

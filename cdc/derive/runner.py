@@ -20,9 +20,9 @@ import structlog
 
 from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
-from cdc.derive.course import Course, Decision, StateFacts, decide
-from cdc.derive.inforce import InForce, Waiting, in_force
-from cdc.derive.netting import Redefined, loaded, net
+from cdc.derive.course import Decision, KernelFacts, ViewCourse, decide
+from cdc.derive.inforce import ViewInForce, ViewWaits, in_force
+from cdc.derive.netrange import Redefined, loaded, net
 from cdc.derive.pieces import difference, pieces
 from cdc.derive.ports import DeclaredView
 from cdc.derive.statefolder import StateFolder
@@ -62,7 +62,7 @@ class Around:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     """Of one step's input."""
 
     rows: int = 200_000
@@ -76,15 +76,15 @@ class ViewRunner:
     """
 
     def __init__(
-        self, name: str, declared: DeclaredView, around: Around, folder: StateFolder, limits: Limits | None = None
+        self, name: str, declared: DeclaredView, around: Around, folder: StateFolder, limits: StepLimits | None = None
     ) -> None:
         self.name = name
         self._declared = declared
         self._around = around
         self._state = ViewState(folder)
-        self._limits = limits or Limits()
+        self._limits = limits or StepLimits()
         self._handover = Handover(around.log_dir, around.run_dir, producer_of(name), around.pump)
-        self._view: InForce | None = None
+        self._view: ViewInForce | None = None
         self._marked_at = float("-inf")
         self._again_at_head = False
         self.at = START
@@ -108,7 +108,7 @@ class ViewRunner:
     def begin(self) -> None:
         """Opens the producer, so that every earlier runner is fenced, and brings state and topic together.
 
-        Raises Waiting while a source is not whole, Stopped, HeadwaterError; it can be called again.
+        Raises ViewWaits while a source is not whole, Stopped, HeadwaterError; it can be called again.
         """
         self._state.close()
         self._refuse_lacking()
@@ -117,7 +117,7 @@ class ViewRunner:
         crashpoint("derive.opening")
         mark = ViewMark.read(self._handover.open(HandoverDeadline.within(_NEVER)).to)
         decision = self._course(mark)
-        if decision.course is Course.REBUILD:
+        if decision.course is ViewCourse.REBUILD:
             self._rebuild(decision.why)
             return
         assert mark is not None
@@ -128,11 +128,11 @@ class ViewRunner:
         except PositionGone as gone:
             self._too_late(gone)
 
-    def _go_on(self, mark: ViewMark, course: Course) -> None:
+    def _go_on(self, mark: ViewMark, course: ViewCourse) -> None:
         self.at = self._state.kernel.cut
-        if course is Course.CATCH_UP:
+        if course is ViewCourse.CATCH_UP:
             self._catch_up(mark)
-        elif course is Course.RECONCILE:
+        elif course is ViewCourse.RECONCILE:
             self._reconcile(self._state.kernel.cut)
         self.at = max(self.at, mark.cut)
 
@@ -143,7 +143,7 @@ class ViewRunner:
     def _refuse_lacking(self) -> None:
         why = lacking(self._log, self._around.run_dir, self._declared.topics)
         if why is not None:
-            raise Waiting(why)
+            raise ViewWaits(why)
 
     def _bind(self, at: Cut) -> None:
         try:
@@ -163,7 +163,7 @@ class ViewRunner:
             raise
         except Exception as error:  # whatever a damaged file leads to
             _log.warning(f"the state of view {self.name} cannot be read", problem=type(error).__name__)
-            return Decision(Course.REBUILD, "its state cannot be read")
+            return Decision(ViewCourse.REBUILD, "its state cannot be read")
         return decide(digest, mark, facts, cut, lineage)
 
     def _catch_up(self, mark: ViewMark) -> None:
@@ -191,7 +191,7 @@ class ViewRunner:
     def step(self, most: Position | None = None) -> bool:
         """Takes one range of the log, up to ``most`` if given; False: there was none.
 
-        Raises Waiting, Stopped, HeadwaterError when another runner has begun since; after any of them the view has to ``begin`` again.
+        Raises ViewWaits, Stopped, HeadwaterError when another runner has begun since; after any of them the view has to ``begin`` again.
         """
         head = self._log.head().position
         if self._state.kernel.cut >= head or self.at >= head:
@@ -265,7 +265,7 @@ class ViewRunner:
             one = net(reads, self._log.read(topic, after, to, self._state.history))
             if one.begins_again and wait and (why := lacking(self._log, self._around.run_dir, [topic])) is not None:
                 self._again_at_head = True
-                raise Waiting(why)
+                raise ViewWaits(why)
             if one.delta is not None:
                 found[topic] = one.delta
         return found
@@ -314,7 +314,7 @@ class ViewRunner:
         self.why = why
         lineage, cut = self._log.lineage(), self._log.head().position
         assert lineage is not None
-        self._state.begin_again(StateFacts(self._bound.digest, lineage.log, lineage.history, loading=True))
+        self._state.begin_again(KernelFacts(self._bound.digest, lineage.log, lineage.history, loading=True))
         crashpoint("derive.cleared")
         self._load(self._state.open(self._bound), cut)
         crashpoint("derive.loaded")
@@ -382,7 +382,7 @@ class ViewRunner:
         self._state.close()
 
     @property
-    def _bound(self) -> InForce:
+    def _bound(self) -> ViewInForce:
         assert self._view is not None, "begin comes first"
         return self._view
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
-from cdc.derive.course import StateFacts
+from cdc.derive.course import KernelFacts
 from cdc.errors import HeadwaterError
 from cdc.state import jsonfile
 from cdc.state.statefile import StateFile
@@ -23,14 +23,14 @@ class _Unreadable(Exception):
     """The file is damaged, or another version's."""
 
 
-def _encode(facts: StateFacts) -> dict[str, Any]:
+def _encode(facts: KernelFacts) -> dict[str, Any]:
     even = None if facts.even is None else list(facts.even)
     return {"digest": facts.digest, "log": facts.log, "history": facts.history, "loading": facts.loading, "even": even}
 
 
-def _decode(raw: dict[str, Any]) -> StateFacts:
+def _decode(raw: dict[str, Any]) -> KernelFacts:
     even = raw["even"]
-    return StateFacts(
+    return KernelFacts(
         str(raw["digest"]),
         str(raw["log"]),
         str(raw["history"]),
@@ -67,14 +67,14 @@ class StateFolder:
         jsonfile.make_folder(path)
         return path
 
-    def load(self) -> StateFacts | None:
+    def load(self) -> KernelFacts | None:
         """None where there is no state that can be used."""
         try:
             return _FILE.load(self._folder / _FACTS)
         except _Unreadable:
             return None
 
-    def save(self, facts: StateFacts) -> None:
+    def save(self, facts: KernelFacts) -> None:
         """Durable on return."""
         _FILE.save(self._folder / _FACTS, facts)
 

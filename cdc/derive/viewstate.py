@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from cdc.derive.course import StateFacts
-from cdc.derive.inforce import InForce
+from cdc.derive.course import KernelFacts
+from cdc.derive.inforce import ViewInForce
 from cdc.derive.statefolder import StateFolder
 from cdc.views.contract import Kernel
 
@@ -33,12 +33,12 @@ class ViewState:
         assert self.facts is not None
         return self.facts.history
 
-    def open(self, view: InForce) -> Kernel:
+    def open(self, view: ViewInForce) -> Kernel:
         """Raises whatever a damaged state leads to."""
         self._kernel = view.view.open(self._folder.kernel)
         return self._kernel
 
-    def begin_again(self, facts: StateFacts) -> None:
+    def begin_again(self, facts: KernelFacts) -> None:
         """Throws away what there is; durable on return."""
         self.close()
         self._folder.clear()

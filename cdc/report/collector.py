@@ -15,6 +15,7 @@ from cdc.diskspace import free_bytes
 from cdc.errors import ConfigError, HeadwaterError, StoreError
 from cdc.log.contract import LogReader, left_between, selected
 from cdc.model.position import Cut, Position, format_lsn
+from cdc.model.table import Table
 from cdc.report.probe import SourceProbe
 from cdc.report.problems import problems_of
 from cdc.report.shape import (

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from cdc.crashpoint import KILLED
-from cdc.derive.runner import Limits
+from cdc.derive.runner import StepLimits
 from cdc.model.batch import Op
 from cdc.model.position import Lsn
 from tests.faults import points
@@ -28,7 +28,7 @@ def live(folder: Path, seed: int, *, lost: bool = False) -> None:
             bed.commit((CUSTOMERS, Op.INSERT, [{"id": n, "name": f"n{n}"} for n in range(6)]))
             bed.commit((ORDERS, Op.INSERT, [{"id": n, "customer": n, "note": "a"} for n in range(4)]))
         assert bed.writer.head.commit_lsn > Lsn(0)
-        with bed.runner(state=f"lost-{seed}" if lost else "state", limits=Limits(rows=4)) as runner:
+        with bed.runner(state=f"lost-{seed}" if lost else "state", limits=StepLimits(rows=4)) as runner:
             runner.begin()
             for _ in range(4):
                 bed.traffic(dice)

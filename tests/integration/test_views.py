@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from cdc.client.wait import wait
-from cdc.derive.declared import declared_views
+from cdc.derive.declarations import declared_views
 from cdc.derive.process import run_view
 from cdc.embedded.postgres import Postgres
 from cdc.log.home import open_reader

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.derive.ports import DeclaredView
-from cdc.derive.runner import Around, Limits, ViewRunner
+from cdc.derive.runner import Around, StepLimits, ViewRunner
 from cdc.derive.statefolder import StateFolder
 from cdc.inbox.writerside import Inbox
 from cdc.log.contract import LogReader, LogWriter
@@ -104,7 +104,7 @@ class Bed:
         status.write(self.folder / "run", "capture", saved)
 
     @contextmanager
-    def runner(self, view: DeclaredView = VIEW, state: str = "state", limits: Limits | None = None) -> Iterator[ViewRunner]:
+    def runner(self, view: DeclaredView = VIEW, state: str = "state", limits: StepLimits | None = None) -> Iterator[ViewRunner]:
         with closing(StateFolder(self.folder / state, "joined")) as folder:
             around = Around(self.reader, self.folder / "log", self.folder / "run", lambda: serve_all(self.inbox), Ticking())
             runner = ViewRunner("joined", view, around, folder, limits)

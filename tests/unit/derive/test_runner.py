@@ -11,8 +11,8 @@ from random import Random
 import pytest
 
 from cdc.crashpoint import Fault, armed
-from cdc.derive.inforce import Waiting
-from cdc.derive.runner import Limits
+from cdc.derive.inforce import ViewWaits
+from cdc.derive.runner import StepLimits
 from cdc.errors import HeadwaterError
 from cdc.inbox.verdicts import InboxMark
 from cdc.model.batch import Op
@@ -51,7 +51,7 @@ def test_the_first_build_and_then_every_change_is_in_the_views_topic(bed: Bed) -
 def test_a_view_stands_still_until_its_tables_are_whole(bed: Bed) -> None:
     bed.whole(complete=False)
     with bed.runner() as runner:
-        with pytest.raises(Waiting, match=r"public\.orders is still being read"):
+        with pytest.raises(ViewWaits, match=r"public\.orders is still being read"):
             runner.begin()
         bed.whole()
         runner.begin()
@@ -85,7 +85,7 @@ def reached(bed: Bed) -> ViewMark:
 @pytest.mark.parametrize("point", POINTS)
 def test_wherever_a_process_ends_no_change_is_lost_or_doubled(bed: Bed, point: str, seed: int) -> None:
     dice = Random(f"{seed} {point}")
-    limits = Limits(rows=4)
+    limits = StepLimits(rows=4)
     hits = 0
     for life in range(6):
         nth = 1 if life in (0, 4) else dice.randrange(1, 5)

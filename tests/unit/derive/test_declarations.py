@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from cdc.derive.declared import declared_views, refuse_circles
+from cdc.derive.declarations import declared_views, refuse_circles
 from cdc.errors import ConfigError, Stopped
 from cdc.model.batch import Op
 from cdc.settings.file import SettingsError, load
@@ -93,11 +93,11 @@ def test_the_kernel_of_sql_keeps_its_view_through_restarts(tmp_path: Path, seed:
     view = declared_views(settings(tmp_path, f'[views.joined]\nsql = "{SQL}"\nkey = ["id"]\n'))["joined"]
     with bed_in(tmp_path) as bed:
         bed.commit((CUSTOMERS, Op.INSERT, [{"id": 1, "name": "Ann"}]), (ORDERS, Op.INSERT, [{"id": 1, "customer": 1, "note": "a"}]))
-        for _ in range(4):
+        for _ in range(2):
             with bed.runner(view) as runner:
                 runner.begin()
                 assert bed.shown() == bed.expected(VIEW)
-                for _ in range(5):
+                for _ in range(3):
                     bed.traffic(dice)
                     bed.keep_up(runner)
                     assert bed.shown() == bed.expected(VIEW)
