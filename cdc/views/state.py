@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -24,6 +25,9 @@ from cdc.model.position import Position
 FILE: Final = "state.duckdb"
 MOST_CONSTANTS: Final = 300
 """Keys that are asked for one by one. Of more the whole relation is read."""
+
+MOST_WRITTEN: Final = 1000
+"""Values of a table that a statement's text has."""
 
 _META: Final = "_state"
 _SETTINGS: Final[dict[str, str | bool | int | float | list[str]]] = {
@@ -121,22 +125,27 @@ class State:
 
     def queried(self, sql: str, tables: Mapping[str, pa.Table]) -> pa.Table:
         """The query's result over these tables, by their names. What it says of the relations' own tables is not promised."""
-        for name, table in tables.items():
-            self._connection.register(name, table)
-        try:
-            return self._connection.sql(sql).to_arrow_table()
-        finally:
-            for name in tables:
-                self._connection.unregister(name)
+        with self._seen(sql, tables) as whole:
+            return self._connection.sql(whole).to_arrow_table()
 
     def executed(self, sql: str, tables: Mapping[str, pa.Table] | None = None) -> None:
         """A statement without a result."""
-        for name, table in (tables or {}).items():
-            self._connection.register(name, table)
+        with self._seen(sql, tables or {}) as whole:
+            self._connection.execute(whole)
+
+    @contextmanager
+    def _seen(self, sql: str, tables: Mapping[str, pa.Table]) -> Iterator[str]:
+        """The statement, which sees the tables. To read a table of Arrow's costs the engine tens of milliseconds on a busy machine: a small one is written into
+        the statement's text."""
+        written = {name: values for name, table in tables.items() if (values := _written(table)) is not None}
+        registered = [name for name in tables if name not in written]
+        for name in registered:
+            self._connection.register(name, tables[name])
         try:
-            self._connection.execute(sql)
+            named = ", ".join(f"{name} AS ({values})" for name, values in written.items())
+            yield f"WITH {named} {sql}" if named else sql
         finally:
-            for name in tables or {}:
+            for name in registered:
                 self._connection.unregister(name)
 
     def __enter__(self) -> Self:
@@ -266,6 +275,42 @@ def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
         for one in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _written(table: pa.Table) -> str | None:
+    """The table as a query of constants; None where it is too large or has values that have no text."""
+    if table.num_rows * max(table.num_columns, 1) > MOST_WRITTEN or not table.num_columns:
+        return None
+    texts = []
+    for number, one in enumerate(table.schema):
+        values = _texts(table.column(number), one.type)
+        if values is None:
+            return None
+        texts.append(values)
+    kinds = [engine_type(one.type) for one in table.schema]
+    made = ", ".join(
+        f"CAST(c{number} AS {kind}) AS {quoted(name)}"
+        for number, (kind, name) in enumerate(zip(kinds, table.schema.names, strict=True))
+    )
+    names = ", ".join(f"c{number}" for number in range(table.num_columns))
+    if not table.num_rows:
+        nulls = ", ".join(f"NULL AS c{number}" for number in range(table.num_columns))
+        return f"SELECT {made} FROM (SELECT {nulls}) WHERE false"
+    rows = ", ".join(f"({', '.join(row)})" for row in zip(*texts, strict=True))
+    return f"SELECT {made} FROM (VALUES {rows}) v({names})"
+
+
+def _texts(values: pa.ChunkedArray, kind: pa.DataType) -> list[str] | None:
+    """Each value as a quoted text."""
+    if pa.types.is_string(kind):
+        return ["NULL" if one is None else "'" + one.replace("'", "''") + "'" for one in values.to_pylist()]
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        return ["NULL" if one is None else f"'{one!r}'" for one in values.to_pylist()]
+    if pa.types.is_decimal(kind):
+        return ["NULL" if one is None else f"'{one:f}'" for one in values.to_pylist()]
+    if pa.types.is_binary(kind):
+        return ["NULL" if one is None else "'" + "".join(f"\\x{byte:02X}" for byte in one) + "'" for one in values.to_pylist()]
+    return None
 
 
 _ENGINE: Final = {
