@@ -33,7 +33,7 @@ class ViewCourse(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """What lies beside a kernel's state. ``loading``: it is not whole yet. ``even``: nothing came out of the view between these two cuts."""
+    """The facts beside a kernel's state. ``loading``: it is not whole yet. ``even``: nothing came out of the view between these two cuts."""
 
     digest: str
     log: str

@@ -16,7 +16,7 @@ from cdc.model.topic import TopicSchema
 from cdc.replay.state import definition_at
 
 FORMAT: Final = 1
-"""Of what is computed: another version of Headwater that computes otherwise has another."""
+"""The version of how views are computed: one of Headwater that computes otherwise has another."""
 
 
 class ViewWaits(Exception):

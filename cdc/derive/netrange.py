@@ -17,7 +17,7 @@ from cdc.views.contract import Delta
 from sinks.render.rowtext import exact_values
 
 Signature = tuple[tuple[object, ...], ...]
-"""What of a topic's definition a view's rows follow from: another one is other columns."""
+"""The part of a topic's definition that a view's rows follow from: another one is other columns."""
 
 
 class Redefined(Exception):
@@ -58,7 +58,7 @@ class TopicReads:
 
 
 def signature_of(schema: TopicSchema, columns: Iterable[str]) -> Signature:
-    """Of these columns, and of the key."""
+    """The signature of these columns, and of the key."""
     wanted = set(columns)
     return ((schema.origin,), *(_facts(one) for one in schema.fields if one.name in wanted or one.key))
 

@@ -18,7 +18,7 @@ from cdc.views.contract import Delta
 
 MAX_ROWS: Final = 200_000
 MAX_BYTES: Final = 24 * 2**20
-"""Of one group, as Arrow counts it; the inbox takes 64 MiB."""
+"""The size of one group, as Arrow counts it; the inbox takes 64 MiB."""
 
 
 def pieces(delta: Delta, key: Sequence[str], json: Collection[str] = ()) -> list[list[pa.RecordBatch]]:

@@ -1,4 +1,4 @@
-"""What the runner of views asks of a declared view, whichever way it is declared."""
+"""The declared view as the runner of views asks for it, whichever way it is declared."""
 
 from __future__ import annotations
 

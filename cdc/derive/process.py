@@ -48,7 +48,7 @@ class ViewSession:
         return self._runner.at
 
     def wait(self, seconds: float) -> bool:
-        """Until the log has more, or for so long; meanwhile the log is told how far the view is. Returns whether there is more."""
+        """Until the log has more, or for so long; meanwhile the log learns how far the view is. Returns whether there is more."""
         self._runner.move_mark()
         self._report.say(self._runner)
         return self._log.wait(self._runner.at, seconds).position > self._runner.at

@@ -63,7 +63,7 @@ class Around:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Of one step's input."""
+    """The most that one step takes of the log."""
 
     rows: int = 200_000
     bytes: int = 64 * 2**20
@@ -237,12 +237,12 @@ class ViewRunner:
         return True
 
     def _pass_over(self, to: Position) -> None:
-        """Nothing came out up to here, which the log is told now and then."""
+        """Nothing came out up to here, which the log learns now and then."""
         self.at = to
         self.move_mark()
 
     def move_mark(self) -> None:
-        """Hands over how far the view is, where the log does not know it and has not been told for a while."""
+        """Hands over how far the view is, where the log does not know it and has not learnt it for a while."""
         held = ViewMark.read(self._handover.mark.to)
         now = self._around.clock.monotonic()
         if held is None or held.cut >= self.at or now - self._marked_at < MARK_S:

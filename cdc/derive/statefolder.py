@@ -84,7 +84,7 @@ class StateFolder:
         shutil.rmtree(self._folder / _KERNEL, ignore_errors=True)
 
     def bytes(self) -> int:
-        """What it takes of the disk."""
+        """Its size on the disk."""
         return sum(path.stat().st_size for path in self._folder.rglob("*") if path.is_file())
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from cdc.views.marks import ViewMark
 
 
 def lacking(log: LogReader, run_dir: Path, topics: Sequence[str]) -> str | None:
-    """What the view waits for; None: all of its sources are whole."""
+    """Says what the view waits for; None: all of its sources are whole."""
     known = {topic.name: topic for topic in log.topics()}
     # Read after the topics: capture says that a table is to be read before the log has anything of it.
     saved = status.read_capture(run_dir)

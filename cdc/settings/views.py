@@ -31,7 +31,7 @@ class View(Strict):
     key: tuple[str, ...]
     """The columns of the SELECT that tell its rows apart. They are never NULL."""
     engine: Literal["local", "spark"] = "local"
-    """What asks for each next step of the view: the view's own process, or a query of Spark's Structured Streaming in it, which takes a JVM. What is computed is the
+    """Who asks for each next step of the view: the view's own process, or a query of Spark's Structured Streaming in it, which takes a JVM. What is computed is the
     same."""
     heap_mb: int = Field(256, ge=128)
     """`engine = "spark"`: the most memory that the JVM's heap takes."""

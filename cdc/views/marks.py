@@ -60,4 +60,4 @@ class ViewMark:
 
 
 NOTHING: Final = START
-"""What a view without a mark reflects."""
+"""The position that a view without a mark reflects."""
