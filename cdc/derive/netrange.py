@@ -26,7 +26,7 @@ class Redefined(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TopicReads:
-    """What a view reads of one topic. ``columns``: in the topic's order."""
+    """The columns that a view reads of one topic. ``columns``: in the topic's order."""
 
     topic: str
     columns: tuple[str, ...]

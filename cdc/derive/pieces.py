@@ -40,7 +40,7 @@ def pieces(delta: Delta, key: Sequence[str], json: Collection[str] = ()) -> list
 
 
 def _step(whole: pa.Table) -> int:
-    """So many rows a group; the largest row counts as four of the usual size."""
+    """The number of rows in a group."""
     if not len(whole):
         return 1
     each = whole.nbytes / len(whole)

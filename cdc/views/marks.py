@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from cdc.model.position import START, Position
+from cdc.model.position import Position
 
 SCHEMA: Final = "views"
 """The first part of the name of every view's topic."""
@@ -57,7 +57,3 @@ class ViewMark:
         if found is None:
             return None
         return cls(found[1], Position(int(found[2])), Position(int(found[3])), None if found[4] is None else int(found[4]))
-
-
-NOTHING: Final = START
-"""The position that a view without a mark reflects."""
