@@ -9,7 +9,6 @@ began last.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -309,7 +308,7 @@ class ViewRunner:
 
         So nothing that a store shows of it disappears meanwhile. Raises PositionGone where the log no longer has a source as a whole.
         """
-        began = time.monotonic()
+        began = self._around.clock.monotonic()
         self._state.close()
         self.why = why
         lineage, cut = self._log.lineage(), self._log.head().position
@@ -321,7 +320,12 @@ class ViewRunner:
         self._state.note(loading=False)
         crashpoint("derive.whole")
         self._reconcile(cut)
-        facts = {"view": self.name, "position": cut, "seconds": round(time.monotonic() - began, 3), "changes": self.written}
+        facts = {
+            "view": self.name,
+            "position": cut,
+            "seconds": round(self._around.clock.monotonic() - began, 3),
+            "changes": self.written,
+        }
         _log.info(f"view {self.name} was computed from the beginning: {why}", facts=facts)
 
     def _load(self, kernel: Kernel, cut: Position) -> None:
