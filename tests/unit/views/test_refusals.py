@@ -58,7 +58,7 @@ REFUSED: Final = [
     ("SELECT id FROM orders FOR UPDATE", "line 1, column 23", "FOR UPDATE", "leave it out"),
     (
         "SELECT id FROM orders WHERE id IN (SELECT order_id FROM items)",
-        "line 1, column 35",
+        "line 1, column 36",
         "SELECT within an expression",
         "a join",
     ),
