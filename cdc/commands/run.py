@@ -127,7 +127,7 @@ def _capture(settings: Settings, stop: threading.Event, in_force: Callable[[], S
 
 def _view(settings: Settings, name: str, stop: threading.Event) -> int:
     from cdc.derive.declarations import declared_views
-    from cdc.derive.process import Drive, locally, run_view
+    from cdc.derive.process import run_view
     from cdc.derive.runner import StepLimits
 
     view = settings.views.get(name)
@@ -136,19 +136,12 @@ def _view(settings: Settings, name: str, stop: threading.Event) -> int:
             f"there is no view {name!r} in the configuration", hint=f"known views: {', '.join(settings.views) or 'none'}"
         )
     declared = declared_views(settings)[name]
-    drive: Drive = locally
-    if view.engine == "spark":
-        from cdc.spark.views import by_query
-
-        drive = by_query(name, view, list(declared.topics), settings.log.dir, settings.run_dir)
     return run_view(
         name,
         declared,
         settings.log.dir,
         settings.run_dir,
         stop,
-        engine=view.engine,
-        drive=drive,
         limits=StepLimits(view.batch_rows, view.batch_bytes),
     )
 

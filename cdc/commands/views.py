@@ -83,7 +83,7 @@ def explain(
         print_json(facts)
         return
     out = console()
-    out.print(line(f"view {name} is topic {facts['topic']}, by its key {', '.join(view.key)}; engine {view.engine}"))
+    out.print(line(f"view {name} is topic {facts['topic']}, by its key {', '.join(view.key)}"))
     out.print(line(f"{facts['state']} at {facts['position']}, {facts['behind']} behind; {_fresh(facts)}"))
     for topic, columns in facts["reads"].items():
         out.print(line(f"reads {topic}: {', '.join(columns) if columns else 'not in the log yet'}"))
@@ -115,7 +115,6 @@ def _facts(settings: Settings, log: LogReader, name: str) -> dict[str, Any]:
     age_s = None if not saved.commit_ts_us else max(0.0, time.time() - saved.commit_ts_us / 1e6)
     return {
         "view": name,
-        "engine": settings.views[name].engine,
         "state": "stopped" if stop is not None else state,
         "error": stop.error().line() if stop is not None else saved.error,
         "position": saved.position,

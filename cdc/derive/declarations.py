@@ -16,11 +16,11 @@ from cdc.model.topic import TopicSchema
 from cdc.settings.models import Settings
 from cdc.settings.views import View
 from cdc.views.contract import Kernel
-from cdc.views.definition import Definition, define
+from cdc.views.definition import ViewDefinition, define
 from cdc.views.kernel import SqlKernel
 from cdc.views.marks import topic_of
 from cdc.views.parser import parsed_query
-from cdc.views.syntax import Query, TableName
+from cdc.views.syntax import QuerySyntax, TableName
 
 MEMORY: Final = "256MB"
 """The most that a kernel's state holds in memory; the rest lies on the disk."""
@@ -64,7 +64,7 @@ def refuse_circles(reads: Mapping[str, Sequence[str]]) -> None:
         visit(name, ())
 
 
-def _topics(query: Query) -> list[str]:
+def _topics(query: QuerySyntax) -> list[str]:
     """The topics that the query names, each once, in order."""
     found = dict.fromkeys(
         f"{table.schema or _DEFAULT_SCHEMA}.{table.name}"
@@ -101,7 +101,7 @@ class SqlView:
 class BoundSql:
     """The same, over its topics as they are defined."""
 
-    definition: Definition
+    definition: ViewDefinition
     name: str
 
     @property

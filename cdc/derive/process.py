@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -19,7 +19,6 @@ from cdc.derive.statefolder import FOLDER, StateFolder, StateHeld
 from cdc.errors import HeadwaterError, Stopped
 from cdc.log.contract import LogReader
 from cdc.log.home import open_reader
-from cdc.model.position import Position
 from cdc.state import status, stops
 
 LOOK_S: Final = 0.5
@@ -33,53 +32,21 @@ SIZE_S: Final = 30.0
 _log = structlog.get_logger("views")
 
 
-class ViewSession:
-    """A view that has begun, for whoever asks for its steps."""
-
-    def __init__(self, runner: ViewRunner, log: LogReader, report: ViewReport, stop: threading.Event) -> None:
-        self._runner = runner
-        self._log = log
-        self._report = report
-        self.stop = stop
-
-    @property
-    def at(self) -> Position:
-        """How far the view is."""
-        return self._runner.at
-
-    def wait(self, seconds: float) -> bool:
-        """Until the log has more, or for so long; meanwhile the log learns how far the view is. Returns whether there is more."""
-        self._runner.move_mark()
-        self._report.say(self._runner)
-        return self._log.wait(self._runner.at, seconds).position > self._runner.at
-
-    def step_to(self, upto: Position) -> None:
-        """Takes the log up to there, in as many steps as that takes, unless it is asked to end."""
-        while self._runner.at < upto and not self.stop.is_set():
-            began = time.monotonic()
-            try:
-                worked = self._runner.step(upto)
-            except ViewWaits as waiting:
-                self._report.wait(str(waiting))
-                self.stop.wait(LOOK_S)
-                continue
-            if not worked:
-                return
-            self._report.say(self._runner)
-            self.stop.wait(min(REST_S_MAX, time.monotonic() - began))
-
-
-class Drive(Protocol):
-    """Asks for the steps of a view until it is asked to end."""
-
-    def __call__(self, session: ViewSession) -> None: ...
-
-
-def locally(session: ViewSession) -> None:
-    """Whenever the log has more."""
-    while not session.stop.is_set():
-        if session.wait(LOOK_S):
-            session.step_to(Position(2**62))
+def _keep_up(runner: ViewRunner, log: LogReader, report: ViewReport, stop: threading.Event) -> None:
+    """Takes a step whenever the log has more, until it is asked to end."""
+    while not stop.is_set():
+        runner.move_mark()
+        report.say(runner)
+        if log.wait(runner.at, LOOK_S).position <= runner.at:
+            continue
+        began = time.monotonic()
+        try:
+            runner.step()
+        except ViewWaits as waiting:
+            report.wait(str(waiting))
+            stop.wait(LOOK_S)
+            continue
+        stop.wait(min(REST_S_MAX, time.monotonic() - began))
 
 
 def run_view(
@@ -89,14 +56,12 @@ def run_view(
     run_dir: Path,
     stop: threading.Event,
     *,
-    engine: str = "local",
-    drive: Drive = locally,
     limits: StepLimits | None = None,
 ) -> int:
     """Keeps the view up until ``stop`` is set; returns 0. Raises Stopped, which is recorded, and HeadwaterError."""
     part = status.view_part(name)
     stops.check(run_dir, part)
-    report = ViewReport(run_dir, name, engine, list(declared.topics))
+    report = ViewReport(run_dir, name, list(declared.topics))
     with ExitStack() as stack:
         stack.enter_context(_said(report, run_dir, part))
         folder = stack.enter_context(_folder(log_dir, name, report, stop))
@@ -108,7 +73,7 @@ def run_view(
         report.measures(folder)
         try:
             if _begin(runner, report, stop):
-                drive(ViewSession(runner, log, report, stop))
+                _keep_up(runner, log, report, stop)
         except Halted:
             pass
     return 0
@@ -170,10 +135,10 @@ def _begin(runner: ViewRunner, report: ViewReport, stop: threading.Event) -> boo
 class ViewReport:
     """The view's status file, kept current."""
 
-    def __init__(self, run_dir: Path, view: str, engine: str, topics: list[str]) -> None:
+    def __init__(self, run_dir: Path, view: str, topics: list[str]) -> None:
         before = status.read_view(run_dir, view)
         self._run_dir = run_dir
-        self._status = status.ViewStatus(view, engine, os.getpid(), topics=topics)
+        self._status = status.ViewStatus(view, os.getpid(), topics=topics)
         if before is not None:
             self._status.position, self._status.moved_at = before.position, before.moved_at
             self._status.commit_ts_us, self._status.commit_lsn = before.commit_ts_us, before.commit_lsn

@@ -187,8 +187,8 @@ class ViewRunner:
 
     # --- steps ---------------------------------------------------------------------------------------------------------
 
-    def step(self, most: Position | None = None) -> bool:
-        """Takes one range of the log, up to ``most`` if given; False: there was none.
+    def step(self) -> bool:
+        """Takes one range of the log; False: there was none.
 
         Raises ViewWaits, Stopped, HeadwaterError when another runner has begun since; after any of them the view has to ``begin`` again.
         """
@@ -196,7 +196,7 @@ class ViewRunner:
         if self._state.kernel.cut >= head or self.at >= head:
             return False
         try:
-            return self._step(head, most)
+            return self._step(head)
         except Redefined:
             self._refuse_lacking()
             self._bind(self._log.head())
@@ -205,13 +205,11 @@ class ViewRunner:
             self._too_late(gone)
         return True
 
-    def _step(self, head: Position, most: Position | None) -> bool:
+    def _step(self, head: Position) -> bool:
         begin = self._state.kernel.cut
         to = self._log.cut_within(self.at, self._limits.rows, self._limits.bytes).position
         if self._again_at_head:
             to = head
-        if most is not None:
-            to = min(to, most)
         if to <= self.at:
             return False
         history = self._history()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final, Literal
+from typing import Final
 
 from pydantic import Field, field_validator
 
@@ -30,11 +30,6 @@ class View(Strict):
     """One SELECT over captured tables, and over other views as `views.NAME`: what the view shows, in Postgres's SQL ([views.md](views.md))."""
     key: tuple[str, ...]
     """The columns of the SELECT that tell its rows apart. They are never NULL."""
-    engine: Literal["local", "spark"] = "local"
-    """Who asks for each next step of the view: the view's own process, or a query of Spark's Structured Streaming in it, which takes a JVM. What is computed is the
-    same."""
-    heap_mb: int = Field(256, ge=128)
-    """`engine = "spark"`: the most memory that the JVM's heap takes."""
     batch_rows: int = Field(200_000, ge=2)
     """The most changes of its tables that one step takes, unless one transaction has more."""
     batch_bytes: int = Field(64 * 2**20, ge=1)

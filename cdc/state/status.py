@@ -195,7 +195,6 @@ class ViewStatus(_Told):
     """Written by a view's process when something has changed, and every ``BEAT_S``."""
 
     view: str
-    engine: str = ""
     pid: int = 0
     state: str = "starting"
     """starting | waiting (for what ``error`` says) | building (from the beginning) | following | stopped | exited"""

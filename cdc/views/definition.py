@@ -17,7 +17,7 @@ from cdc.views.planner import Planner
 
 
 @dataclass(frozen=True, eq=False)
-class Definition:
+class ViewDefinition:
     """A view that can be kept up exactly."""
 
     name: str
@@ -47,7 +47,7 @@ class Definition:
         return repr((self.sql, self.key, read))
 
 
-def define(name: str, sql: str, key: Sequence[str], topics: Mapping[str, TopicSchema]) -> Definition:
+def define(name: str, sql: str, key: Sequence[str], topics: Mapping[str, TopicSchema]) -> ViewDefinition:
     """Checks and plans the view. ``topics``: by name, ``namespace.name``, all that it may read.
 
     Raises ViewRefused, which says what cannot be kept up, in which line and column, and what to write instead.
@@ -59,7 +59,7 @@ def define(name: str, sql: str, key: Sequence[str], topics: Mapping[str, TopicSc
     except PartRefused as refusal:
         placed = refusal.placed(sql)
         raise ViewRefused(f"view {name}, {placed}", hint=placed.hint) from None
-    return Definition(name, sql, tuple(key), relation.names, relation.node)
+    return ViewDefinition(name, sql, tuple(key), relation.names, relation.node)
 
 
 def _check_key(name: str, key: Sequence[str], names: Mapping[str, PlanColumn], node: Node, knowledge: Knowledge) -> None:

@@ -9,23 +9,23 @@ import pyarrow as pa
 
 from cdc.model.position import Position
 from cdc.views.contract import Delta
-from cdc.views.definition import Definition
+from cdc.views.definition import ViewDefinition
 from cdc.views.held import released, schema_of
 from cdc.views.operators import Workshop
 from cdc.views.rows import distinct, in_order, netted, without
-from cdc.views.state import Change, State, conformed
+from cdc.views.state import KernelState, Replacement, conformed
 
 
 class SqlKernel:
     """As ``cdc.views.contract.Kernel`` says."""
 
-    def __init__(self, definition: Definition, folder: Path | None = None, memory: str = "1GB") -> None:
-        """``folder``, ``memory``: as ``State`` has them. Raises HeadwaterError for a state that is another view's."""
+    def __init__(self, definition: ViewDefinition, folder: Path | None = None, memory: str = "1GB") -> None:
+        """``folder``, ``memory``: as ``KernelState`` has them. Raises HeadwaterError for a state that is another view's."""
         self.definition = definition
         self._columns = definition.columns
         self._by_name = {column.name: column for column in self._columns.values()}
         self._key = tuple(dict.fromkeys(self._columns[one].name for one in definition.key))
-        self._state = State(folder, definition.identity, memory)
+        self._state = KernelState(folder, definition.identity, memory)
         workshop = Workshop(self._state)
         self._operator = workshop.operator(definition.node, set(self._by_name))
         self._schema = schema_of(self._by_name.values())
@@ -55,11 +55,11 @@ class SqlKernel:
         after = conformed(change.after, self._schema)
         keys = pa.concat_tables([conformed(one, self._schema).select(self._key) for one in (change.before, change.after)])
         stored = self._rows.of("", distinct(keys, self._key))
-        net = netted(self._state, Change(stored, after))
+        net = netted(self._state, Replacement(stored, after))
         self._rows.replace(net.before, net.after)
         return Delta(self._shown(in_order(net.after, self._key)), self._gone(net))
 
-    def _gone(self, net: Change) -> pa.Table:
+    def _gone(self, net: Replacement) -> pa.Table:
         gone = in_order(without(self._state, net.before, net.after, self._key), self._key)
         return released(gone, {name: self._columns[name] for name in self.definition.key})
 

@@ -15,12 +15,12 @@ from cdc.expressions.tokenreader import RESERVED
 from cdc.expressions.tokens import Token, tokens
 from cdc.views.syntax import (
     AggregateCall,
-    Column,
+    ColumnName,
     FromItem,
     JoinKind,
     JoinSyntax,
     OrderItem,
-    Query,
+    QuerySyntax,
     RowNumberCall,
     Select,
     SelectItem,
@@ -80,7 +80,7 @@ _CLAUSES: Final = frozenset(
 _COMMENT: Final = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|(?P<comment>--[^\n]*|/\*.*?\*/)", re.DOTALL)
 
 
-def parsed_query(text: str) -> Query:
+def parsed_query(text: str) -> QuerySyntax:
     """The syntax of a view's text. Raises PartRefused."""
     found = tokens(_without_comments(text))
     if len(found) > MOST_TOKENS:
@@ -105,7 +105,7 @@ class _QueryParser(Parser):
 
     # --- queries
 
-    def query(self) -> Query:
+    def query(self) -> QuerySyntax:
         self._queries += 1
         at = self.token.at
         if self._queries > _DEEPEST_QUERY:
@@ -128,9 +128,9 @@ class _QueryParser(Parser):
             selects.append(self._select())
         self._refuse_behind()
         self._queries -= 1
-        return Query(at, tuple(selects), named)
+        return QuerySyntax(at, tuple(selects), named)
 
-    def _with(self) -> tuple[tuple[str, Query], ...]:
+    def _with(self) -> tuple[tuple[str, QuerySyntax], ...]:
         if self.ahead("recursive"):
             raise PartRefused(self.token.at, "WITH RECURSIVE is not kept up: one change could reach every row")
         found = []
@@ -205,7 +205,7 @@ class _QueryParser(Parser):
             name = self._name("a name is missing", any_word=True)
         elif self.token.kind == "quoted" or (self.token.kind == "name" and self.token.text not in _CLAUSES | RESERVED):
             name = self._name("a name is missing")
-        elif isinstance(value, Column) or type(value).__name__ == "Name":
+        elif isinstance(value, ColumnName) or type(value).__name__ == "Name":
             name = value.name  # type: ignore[union-attr]
         return SelectItem(token.at, value, name)
 
@@ -270,7 +270,7 @@ class _QueryParser(Parser):
                 names = []
                 while True:
                     token = self.token
-                    names.append(Column(token.at, self._name("a column's name is missing")))
+                    names.append(ColumnName(token.at, self._name("a column's name is missing")))
                     if not self.take(","):
                         break
                 self.demand(")")
@@ -368,7 +368,7 @@ class _QueryParser(Parser):
         if self.tokens[self.next + 2].kind == "sign" and self.tokens[self.next + 2].text in ("(", "."):
             return super().qualified(token)
         self.next += 1
-        return Column(token.at, self._name("a column's name is missing", any_word=True), token.text)
+        return ColumnName(token.at, self._name("a column's name is missing", any_word=True), token.text)
 
     def call(self, token: Token) -> Syntax:
         name, at = token.text, token.at

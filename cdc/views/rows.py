@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc.views.state import Change, State, conformed, quoted
+from cdc.views.state import KernelState, Replacement, conformed, quoted
 
 FEW: Final = 500
 """Rows that are compared one by one."""
@@ -27,7 +27,7 @@ def in_order(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     return rows if rows.num_rows < 2 else rows.sort_by([(name, "ascending") for name in names])
 
 
-def without(state: State, rows: pa.Table, others: pa.Table, names: Sequence[str]) -> pa.Table:
+def without(state: KernelState, rows: pa.Table, others: pa.Table, names: Sequence[str]) -> pa.Table:
     """The rows that agree with none of ``others`` in these columns."""
     if not (rows.num_rows and others.num_rows):
         return rows
@@ -40,10 +40,10 @@ def without(state: State, rows: pa.Table, others: pa.Table, names: Sequence[str]
     )
 
 
-def netted(state: State, change: Change) -> Change:
+def netted(state: KernelState, change: Replacement) -> Replacement:
     """Without the rows that are equal before and after."""
     names = change.before.schema.names
-    return Change(without(state, change.before, change.after, names), without(state, change.after, change.before, names))
+    return Replacement(without(state, change.before, change.after, names), without(state, change.after, change.before, names))
 
 
 def _kept(rows: pa.Table, wanted: Sequence[bool]) -> pa.Table:

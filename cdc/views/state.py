@@ -1,7 +1,7 @@
 """Rows that a kernel keeps between cuts: relations in an embedded database, found by key and by slice.
 
 - **Two versions.** ``begin`` … ``commit`` is one transaction of the database. Until ``commit`` the file holds the state as of the cut before, whatever happens to
-  the process; ``Relation.apply`` gives the rows that it replaces, so that a kernel sees both.
+  the process; ``KeptRelation.apply`` gives the rows that it replaces, so that a kernel sees both.
 - **Keys and slices are found by a hash of their columns**, which is a column of its own with an index (ART). The database joins by reading whole tables, and uses
   an index only for a list of constants in the query's text: so few keys are asked for as such a list, and many by a join. Either way the columns themselves are
   compared, NULL equal to NULL.
@@ -40,7 +40,7 @@ _ONCE: Final = ("SET TimeZone = 'UTC'", "SET python_enable_replacements = false"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Replacement:
     """Rows of one relation that were replaced: all of the keys that were written, as they were and as they are. Equal rows may be in both."""
 
     before: pa.Table
@@ -52,7 +52,7 @@ class Change:
         return not (self.before.num_rows or self.after.num_rows)
 
 
-class State:
+class KernelState:
     """A database of relations as of one cut. For one thread."""
 
     def __init__(self, folder: Path | None, identity: str, memory: str = "1GB") -> None:
@@ -95,9 +95,9 @@ class State:
 
     def relation(
         self, name: str, schema: pa.Schema, key: Sequence[str], slices: Mapping[str, Sequence[str]] | None = None
-    ) -> Relation:
+    ) -> KeptRelation:
         """The relation of this name, made if it is not there. Call it outside of a transaction."""
-        return Relation(self, name, schema, tuple(key), {} if slices is None else slices)
+        return KeptRelation(self, name, schema, tuple(key), {} if slices is None else slices)
 
     def begin(self) -> None:
         """Changes from here on are forgotten by ``rollback``. Raises ValueError within a transaction."""
@@ -155,14 +155,14 @@ class State:
         self.close()
 
 
-class Relation:
+class KeptRelation:
     """Rows of one schema, of which no two have one key. NULL is a key's value like any other.
 
     Its columns may have any type of a topic's fields, and ``_cdc_exact``'s. ``slices``: name → columns by which rows are looked up together.
     """
 
     def __init__(
-        self, state: State, name: str, schema: pa.Schema, key: tuple[str, ...], slices: Mapping[str, Sequence[str]]
+        self, state: KernelState, name: str, schema: pa.Schema, key: tuple[str, ...], slices: Mapping[str, Sequence[str]]
     ) -> None:
         self._state, self.schema, self.key = state, schema, key
         self._table = quoted(name)
@@ -182,14 +182,14 @@ class Relation:
 
     # --- changes
 
-    def apply(self, rows: pa.Table, gone: pa.Table | None = None, emptied: bool = False) -> Change:
+    def apply(self, rows: pa.Table, gone: pa.Table | None = None, emptied: bool = False) -> Replacement:
         """Writes ``rows``, in which each key occurs once, deletes the keys ``gone`` as far as they are there, and if ``emptied`` all other rows first.
 
         Returns the rows that were there of these keys (of all, if emptied), and those that are there now.
         """
         before = self.before(rows, gone, emptied)
         self.replace(before, rows)
-        return Change(before, self._in_order(conformed(rows, self.schema)))
+        return Replacement(before, self._in_order(conformed(rows, self.schema)))
 
     def before(self, rows: pa.Table, gone: pa.Table | None = None, emptied: bool = False) -> pa.Table:
         """The rows that ``apply`` would replace."""

@@ -11,7 +11,7 @@ JoinKind = Literal["inner", "left", "right", "full"]
 
 
 @dataclass(frozen=True, slots=True)
-class Column(Name):
+class ColumnName(Name):
     """A column with its table's alias before the dot."""
 
     table: str = ""
@@ -59,7 +59,7 @@ class Subquery:
     """A query in FROM."""
 
     at: int
-    query: Query
+    query: QuerySyntax
     alias: str
 
 
@@ -103,9 +103,9 @@ class Select:
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class QuerySyntax:
     """SELECTs that UNION ALL puts together. ``named``: the queries of WITH, each of which sees those before it."""
 
     at: int
     selects: tuple[Select, ...]
-    named: tuple[tuple[str, Query], ...] = ()
+    named: tuple[tuple[str, QuerySyntax], ...] = ()

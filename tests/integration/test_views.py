@@ -27,7 +27,9 @@ from tests.integration.pipeline import service
 
 DEADLINE_S = 240.0
 JOINED = """select o.id, c.name, o.amount, o.note from public.orders o join public.customers c on c.id = o.customer_id"""
-TOTALS = """select customer_id as id, count(*) as orders, sum(amount)::numeric(20,2) as amount from public.orders group by customer_id"""
+TOTALS = (
+    """select customer_id as id, count(*) as orders, sum(amount)::numeric(20,2) as amount from public.orders group by customer_id"""
+)
 LARGE = """select name, count(*) as orders from views.joined group by name"""
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from cdc.errors import HeadwaterError
 from cdc.model.position import Position
-from cdc.views.state import MOST_CONSTANTS, Relation, State
+from cdc.views.state import MOST_CONSTANTS, KeptRelation, KernelState
 
 SCHEMA = pa.schema(
     [
@@ -24,7 +24,7 @@ SCHEMA = pa.schema(
 )
 
 
-def _relation(state: State) -> Relation:
+def _relation(state: KernelState) -> KeptRelation:
     return state.relation("orders", SCHEMA, ("id", "part"), {"owner": ("owner",)})
 
 
@@ -41,7 +41,7 @@ def _owners(*owners: int | None) -> pa.Table:
 
 
 def test_a_change_has_the_rows_before_and_after_in_the_order_of_the_key() -> None:
-    with State(None, "x") as state:
+    with KernelState(None, "x") as state:
         relation = _relation(state)
         state.begin()
         first = relation.apply(_rows((2, "b", 7, Decimal("1.50"), None), (1, None, None, None, None)))
@@ -57,7 +57,7 @@ def test_a_change_has_the_rows_before_and_after_in_the_order_of_the_key() -> Non
 
 
 def test_rows_are_found_by_slice_and_null_is_a_value() -> None:
-    with State(None, "x") as state:
+    with KernelState(None, "x") as state:
         relation = _relation(state)
         relation.apply(_rows((1, "a", 7, None, None), (2, "a", None, None, None), (3, "a", 8, None, None), (4, "a", 7, None, None)))
         assert relation.of("owner", _owners(7, 7)).column("id").to_pylist() == [1, 4]
@@ -67,7 +67,7 @@ def test_rows_are_found_by_slice_and_null_is_a_value() -> None:
 
 
 def test_what_is_not_committed_is_forgotten_and_the_rest_survives_a_restart(tmp_path: Path) -> None:
-    with State(tmp_path, "x") as state:
+    with KernelState(tmp_path, "x") as state:
         relation = _relation(state)
         state.begin()
         relation.apply(_rows((1, "a", 7, None, None)))
@@ -79,25 +79,25 @@ def test_what_is_not_committed_is_forgotten_and_the_rest_survives_a_restart(tmp_
         assert relation.of("owner", _owners(7)).column("id").to_pylist() == [1]
         state.begin()
         relation.apply(_rows((3, "a", 7, None, None)), emptied=True)
-    with State(tmp_path, "x") as state:
+    with KernelState(tmp_path, "x") as state:
         assert state.cut == 5
         assert _relation(state).rows().column("id").to_pylist() == [1]
         assert _relation(state).of("owner", _owners(7)).column("id").to_pylist() == [1]
 
 
 def test_a_state_of_another_definition_or_of_no_database_is_refused(tmp_path: Path) -> None:
-    State(tmp_path, "x").close()
+    KernelState(tmp_path, "x").close()
     with pytest.raises(HeadwaterError, match="another definition"):
-        State(tmp_path, "y")
-    State(tmp_path, "x").close()
+        KernelState(tmp_path, "y")
+    KernelState(tmp_path, "x").close()
     (tmp_path / "state.duckdb").write_bytes(b"no database" * 1000)
     with pytest.raises(HeadwaterError, match="cannot be read"):
-        State(tmp_path, "x")
+        KernelState(tmp_path, "x")
 
 
 def test_random_changes_are_those_of_a_dictionary(seed: int) -> None:
     chance = random.Random(seed)
-    state = State(None, "x")
+    state = KernelState(None, "x")
     relation = _relation(state)
     model: dict[tuple[int, str | None], tuple[object, ...]] = {}
     for step in range(120):
