@@ -121,7 +121,7 @@ def transaction(source: psycopg.Connection, dice: Random) -> None:
                         "update orders set customer_id = %(c)s where id = %(o)s",
                         "insert into customers values (%(c)s, %(n)s) on conflict (id) do update set name = %(n)s",
                         "delete from customers where id = %(c)s",
-                        "update customers set name = %(n)s where id % 5 = %(c)s % 5",
+                        "update customers set name = %(n)s where id %% 5 = %(c)s %% 5",
                     )
                 ),
                 {"o": number, "c": customer, "a": dice.randrange(1000) / 100, "n": f"name {dice.randrange(6)}"},
