@@ -29,6 +29,7 @@ class StopState(StrEnum):
     INBOX_CONFLICT = "INBOX_CONFLICT"
     OUTBOX_UPDATED = "OUTBOX_UPDATED"
     RECEIVER_GONE = "RECEIVER_GONE"
+    VIEW_REFUSED = "VIEW_REFUSED"
 
 
 class HeadwaterError(Exception):

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 import psycopg
 
+from cdc.client.throughviews import ViewLags, shown_at
 from cdc.clock import MACHINE, Clock
 from cdc.errors import ConfigError, SourceError, StoreError, WaitTimeout
 from cdc.log.contract import LogReader, selected
@@ -148,14 +149,20 @@ def _until_shown(
     """Returns the position that the store has then reached. ``nudges``: an idle stream is carried on by a commit of ours."""
     began = clock.monotonic()
     deadline = began + timeout_s
+    covers: Position | None = None
     target: Position | None = None
+    tables = settings.stores[store].tables
     while True:
+        lags = ""
         if target is None:
             cut = reader.cut_at_lsn(wanted)
             received, complete = capture_says(settings, reader.head())
-            target = target_of(reader, cut, wanted, received, complete)
-            if target is not None:
-                target = max(target, clean_point(reader, settings.stores[store].tables))
+            covers = covers or target_of(reader, cut, wanted, received, complete)
+            try:
+                if covers is not None:
+                    target = max(shown_at(settings, reader, tables, covers), clean_point(reader, tables))
+            except ViewLags as view:
+                lags = str(view)
         else:
             received = wanted
         saved = status.read_follower(settings.run_dir, store)
@@ -164,16 +171,18 @@ def _until_shown(
         _refuse_stopped(settings, f"follow-{store}")
         if awaited.done:
             assert target is not None
-            if (clean := clean_point(reader, settings.stores[store].tables)) <= target:
+            if (clean := clean_point(reader, tables)) <= target:
                 return target
             target = clean  # the log was compacted meanwhile
             continue
-        if target is None:
+        if covers is None:
             _refuse_stopped(settings, "capture")
         now = clock.monotonic()
+        if now >= deadline and lags:
+            raise WaitTimeout(f"{_not_shown(store, wanted, timeout_s)}: {lags}", hint="cdc views")
         if now >= deadline:
             raise _too_late(settings, store, wanted, timeout_s, awaited)
-        if target is None and received < wanted and nudges and now - began >= NUDGE_AFTER_S:
+        if covers is None and received < wanted and nudges and now - began >= NUDGE_AFTER_S:
             nudge(settings.source.dsn.get_secret_value())
             nudges = False
         changes.wait(min(deadline - now, NUDGE_AFTER_S) if nudges else deadline - now)

@@ -25,6 +25,7 @@ from cdc.commands import (
     schema,
     snapshot,
     status,
+    views,
     wait,
 )
 from cdc.commands.invocation import Invocation
@@ -75,3 +76,4 @@ app.command("resume")(resume.resume)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(log.app, name="log")
 app.add_typer(outbox.app, name="outbox")
+app.add_typer(views.app, name="views")

@@ -24,6 +24,7 @@ from cdc.model.topic import TopicSchema
 from cdc.plan.contracts import check_contracts
 from cdc.settings.models import Settings, StoreOptions
 from cdc.settings.storetables import mistaken
+from cdc.settings.views import topics_of
 from cdc.source.aside import find_aside, withheld
 from cdc.source.catalog import CatalogTable, find_tables, select_tables
 from cdc.source.checks import Finding, check_budget, check_source
@@ -55,7 +56,20 @@ def examine(given: Invocation, *, fix: bool) -> Iterator[Finding]:
     yield _disk(settings.log.dir)
     for name in settings.stores:
         yield from _store(settings, name, tables)
+    yield from _views(settings)
     yield from check_transport(settings)
+
+
+def _views(settings: Settings) -> Iterator[Finding]:
+    if not settings.views:
+        return
+    from cdc.derive.declarations import declared_views
+
+    try:
+        for name, view in declared_views(settings).items():
+            yield Finding("ok", f"view {name}", f"reads {', '.join(view.topics)}")
+    except ConfigError as error:
+        yield Finding("fail", "views", str(error), error.hint)
 
 
 def _source(settings: Settings, *, fix: bool) -> Generator[Finding, None, list[Table]]:
@@ -138,7 +152,8 @@ def refuse_unknown(settings: Settings) -> None:
 def _mistaken(settings: Settings, found: Sequence[CatalogTable]) -> Iterator[ConfigError]:
     """Finds what is wrong with the stores' tables; nothing where no table is captured, which is said elsewhere."""
     captured = _captured(found, settings.source.tables)
-    return mistaken(settings.stores, [*captured, *_logged(settings)], settings.outbox) if captured else iter(())
+    known: list[Table | str] = [*captured, *_logged(settings), *topics_of(settings.views)]
+    return mistaken(settings.stores, known, settings.outbox) if captured else iter(())
 
 
 def _check_contracts(settings: Settings, found: Sequence[CatalogTable]) -> None:

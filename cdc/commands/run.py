@@ -32,7 +32,9 @@ _log = structlog.get_logger("run")
 
 def run(
     context: typer.Context,
-    only: Annotated[str | None, typer.Option(help="One part only: capture, follow:NAME, or follow:* for all followers.")] = None,
+    only: Annotated[
+        str | None, typer.Option(help="One part only: capture, follow:NAME, follow:* for all followers, or view:NAME.")
+    ] = None,
 ) -> None:
     """The daemon: capture, all followers, HTTP port. SIGTERM drains and exits 0."""
     _allow_many_files()
@@ -46,6 +48,10 @@ def run(
         from cdc.commands.preflight import refuse_unknown
 
         refuse_unknown(settings)
+    if settings.views and parent is None:
+        from cdc.derive.declarations import declared_views
+
+        declared_views(settings)  # a text that is no query, and views in a circle, are refused before anything starts
     with stop_on_signals(DRAIN_S if only else SUPERVISOR_DRAIN_S) as stop:
         try:
             raise typer.Exit(_part(given, configuration, only, stop))
@@ -97,9 +103,13 @@ def _part(given: Invocation, configuration: Configuration | Handed, only: str | 
             return configuration.settings
 
         return _capture(settings, stop, in_force)
-    what, colon, name = only.partition(":")
-    if what != "follow" or not colon or not name:
-        raise ConfigError(f"--only {only} names no part", hint="use --only capture, --only follow:NAME or --only 'follow:*'")
+    what, _, name = only.partition(":")
+    if what == "view" and name:
+        return _view(settings, name, stop)
+    if what != "follow" or not name:
+        raise ConfigError(
+            f"--only {only} names no part", hint="use --only capture, --only follow:NAME, --only 'follow:*' or --only view:NAME"
+        )
     return _followers(configuration, name, stop)
 
 
@@ -113,6 +123,27 @@ def _capture(settings: Settings, stop: threading.Event, in_force: Callable[[], S
     except Stopped as stopped:
         stops.record(settings.run_dir, "capture", stopped)
         raise
+
+
+def _view(settings: Settings, name: str, stop: threading.Event) -> int:
+    from cdc.derive.declarations import declared_views
+    from cdc.derive.process import run_view
+    from cdc.derive.runner import StepLimits
+
+    view = settings.views.get(name)
+    if view is None:
+        raise ConfigError(
+            f"there is no view {name!r} in the configuration", hint=f"known views: {', '.join(settings.views) or 'none'}"
+        )
+    declared = declared_views(settings)[name]
+    return run_view(
+        name,
+        declared,
+        settings.log.dir,
+        settings.run_dir,
+        stop,
+        limits=StepLimits(view.batch_rows, view.batch_bytes),
+    )
 
 
 def _followers(configuration: Configuration | Handed, name: str, stop: threading.Event) -> int:

@@ -4,7 +4,7 @@ A store that is behind keeps what it still has to read, so that it shows whole c
 does not (it is down, has stopped, or nobody follows it) no longer counts once it has stood still for ``[log] pin_hours``; nor does one that runs and yet
 has not got on for so long, or for an hour where that is longer. And none counts that lacks more than ``[log] pin_mb``.
 Changes that a store has passed and may have to read again (``FollowerStatus.returns_to``) are held in the same way, apart from those that come next.
-A generation of a store that is being built, or kept, counts as a store of its own does, as long as it has a status.
+A generation of a store that is being built, or kept, counts as a store of its own does, as long as it has a status. So does a view, once it has been built.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Final
 
 from cdc.log.contract import LogReader, Topic, left_between
 from cdc.model.position import Position
-from cdc.model.selection import matches
+from cdc.model.selection import literal, matches
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import Cleanup, Log, Settings, StoreOptions
 from cdc.state import status
-from cdc.state.status import FollowerStatus, GenerationStatus
+from cdc.state.status import FollowerStatus, GenerationStatus, ViewStatus
 from sinks.places import named_by_others
 
 SILENT_S = 3600.0
@@ -86,13 +86,20 @@ class Pins:
             for one in status.read_generations(settings.run_dir, name):
                 pin = StorePin(f"{name}@{one.number}", options.tables, 0)
                 found.append(self._pin(settings.log, pin, one, now, log, reads=one.error is None))
+        for name in settings.views:
+            view = status.read_view(settings.run_dir, name)
+            # One that has computed nothing yet begins with its sources' rows as they are then, and lacks no change.
+            if view is not None and view.position:
+                pin = StorePin(f"view {name}", tuple(map(literal, view.topics)), 0)
+                reads = view.state in ("starting", "building", "following")
+                found.append(self._pin(settings.log, pin, view, now, log, reads=reads))
         return found
 
     def _pin(
         self,
         settings: Log,
         pin: StorePin,
-        told: FollowerStatus | GenerationStatus | None,
+        told: FollowerStatus | GenerationStatus | ViewStatus | None,
         now: float,
         log: LogReader | None,
         *,
@@ -105,7 +112,12 @@ class Pins:
         return replace(pin, position=position, lapsed=lapsed)
 
     def _still_s(
-        self, name: str, position: int, told: FollowerStatus | GenerationStatus | None, now: float, log: LogReader | None
+        self,
+        name: str,
+        position: int,
+        told: FollowerStatus | GenerationStatus | ViewStatus | None,
+        now: float,
+        log: LogReader | None,
     ) -> float:
         """For how long the store has been standing at its position while the log had more."""
         if log is not None and position >= log.head().position > 0:

@@ -308,6 +308,9 @@ def supervise(configuration: Configuration, config: Path, stop: threading.Event,
 
     command = [sys.executable, "-m", "cdc", "--config", str(config), *(["--debug"] if debug else []), "run", "--only"]
     children = [Child(ProcessStatus("capture"), [*command, "capture"], frozenset({"capture"}))]
+    for view in configuration.settings.views:
+        part = status.view_part(view)
+        children.append(Child(ProcessStatus(part), [*command, f"view:{view}"], frozenset({part})))
     if configuration.settings.stores:
         children.append(followers())
     Supervisor(run_dir, children, listen=listen, configuration=configuration, followers=followers).run(stop)

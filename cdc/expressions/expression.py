@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.expressions.analysis import Analyst
-from cdc.expressions.outside import given, handed_out
+from cdc.expressions.outside import given, handed_out, in_engine
 from cdc.expressions.parser import parsed
 from cdc.expressions.pgtype import BOOL, TEXT, UNKNOWN, PgType
 from cdc.expressions.plan import Block, planned, run, spread
 from cdc.expressions.refusal import PartRefused
+from cdc.expressions.syntax import Syntax
 from cdc.expressions.term import Term
 from cdc.model.batch import EXACT
 
@@ -58,15 +59,29 @@ class Expression:
             columns[f"c{number}"], states = given(self._of[name], batch.column(name), _texts(exact, name))
             if states is not None:
                 unheld.append(states)
-        length = len(batch)
+        value, failed = self._computed(columns, unheld, len(batch))
+        values, texts = handed_out(self.type, value)
+        return Result(values, texts, failed)
+
+    def computed(self, columns: Mapping[str, pa.Array], length: int) -> tuple[pa.Array, pa.Array | None]:
+        """The values, and the SQLSTATEs of rows that failed (utf8, or None when none did), where the columns are in the engine's form already, as the values are
+        (``outside.in_engine``)."""
+        value, failed = self._computed({f"c{number}": columns[name] for number, name in enumerate(self.columns)}, [], length)
+        return in_engine(self.type, value), failed
+
+    @property
+    def collated(self) -> bool:
+        """Texts of it have the collation "C"."""
+        return self._term.collated
+
+    def _computed(self, columns: dict[str, pa.Array], unheld: list[pa.Array], length: int) -> tuple[pa.Array, pa.Array | None]:
         found = run(self._blocks, columns, length)
         term = self._term
         value = spread(found[term.name] if term.name else term.argument, length)
         failed = self._failed(found, unheld, length)
         if failed is not None:
             value = pc.if_else(failed.is_valid(), pa.scalar(None, value.type), value)
-        values, texts = handed_out(self.type, value)
-        return Result(values, texts, failed)
+        return value, failed
 
     def _failed(self, found: Mapping[str, Any], unheld: list[pa.Array], length: int) -> pa.Array | None:
         states = [*unheld]
@@ -95,18 +110,23 @@ def compile(text: str, columns: Mapping[str, PgType], expects: PgType | None = N
     Raises ExpressionRefused, which names the place and what to write instead.
     """
     try:
-        analyst = Analyst(columns)
-        term = analyst.term(parsed(text))
-        if term.type is UNKNOWN:
-            term = analyst.coerced(term, expects or TEXT)
-        if term.type.name in ("own", "opaque", "enum"):
-            raise PartRefused(
-                term.at, f"the result is {term.type}, which an expression only compares", "write x::text, or name the column itself"
-            )
-        if expects is not None and term.type.name != expects.name:
-            wanted = "a condition is boolean" if expects.name == BOOL.name else f"{expects} is expected"
-            raise PartRefused(term.at, f"{wanted}, and this is {term.type}")
+        return checked(parsed(text), text, columns, expects)
     except PartRefused as refusal:
         raise refusal.placed(text) from None
+
+
+def checked(syntax: Syntax, text: str, columns: Mapping[str, PgType], expects: PgType | None = None) -> Expression:
+    """As ``compile``, of what has been parsed as a part of ``text``. Raises PartRefused. What it gives can only be pickled where ``text`` is this expression."""
+    analyst = Analyst(columns)
+    term = analyst.term(syntax)
+    if term.type is UNKNOWN:
+        term = analyst.coerced(term, expects or TEXT)
+    if term.type.name in ("own", "opaque", "enum"):
+        raise PartRefused(
+            term.at, f"the result is {term.type}, which an expression only compares", "write x::text, or name the column itself"
+        )
+    if expects is not None and term.type.name != expects.name:
+        wanted = "a condition is boolean" if expects.name == BOOL.name else f"{expects} is expected"
+        raise PartRefused(term.at, f"{wanted}, and this is {term.type}")
     blocks = planned(analyst.steps, analyst.read.values(), term.needs)
     return Expression(text, term.type, tuple(analyst.read), dict(columns), expects, blocks, term)

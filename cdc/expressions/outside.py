@@ -98,6 +98,23 @@ def handed_out(kind: PgType, value: pa.Array) -> tuple[pa.Array, pa.Array | None
     return value.cast(kind.arrow), None
 
 
+def engine_arrow(kind: PgType) -> pa.DataType:
+    """The Arrow type of a type's values in the engine's form: dates are days and times microseconds since 1970, as ``given`` makes them."""
+    if kind.name == "date":
+        return pa.int32()
+    return pa.int64() if kind.name in ("timestamp", "timestamptz") else kind.arrow
+
+
+def in_engine(kind: PgType, value: pa.Array) -> pa.Array:
+    """A value that was computed, in the engine's form. Raises ValueError for NaN where the type has a scale."""
+    if kind.name == "numeric" and not pa.types.is_decimal(kind.arrow):
+        return _number_text(value)
+    try:
+        return value.cast(engine_arrow(kind))
+    except pa.ArrowInvalid:
+        raise ValueError(f"a value of {kind} is NaN") from None
+
+
 def _number_text(value: pa.Array) -> pa.Array:
     if pa.types.is_string(value.type):
         return value

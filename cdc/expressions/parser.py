@@ -101,10 +101,10 @@ def parsed(text: str) -> Syntax:
     found = tokens(text)
     if len(found) > MOST_TOKENS:
         raise PartRefused(found[MOST_TOKENS].at, f"the expression has more than {MOST_TOKENS:,} words and signs")
-    parser = _Parser(found)
+    parser = Parser(found)
     if found[0].kind == "end":
         raise PartRefused(0, "the expression is empty")
-    syntax = parser.expression(_OR)
+    syntax = parser.whole()
     parser.end()
     too_deep = below(syntax, DEEPEST)
     if too_deep is not None:
@@ -112,7 +112,9 @@ def parsed(text: str) -> Syntax:
     return syntax
 
 
-class _Parser(TokenReader):
+class Parser(TokenReader):
+    """Reads expressions from its tokens, one after the other."""
+
     def __init__(self, found: list[Token]) -> None:
         super().__init__(found)
         self._depth = 0
@@ -130,6 +132,10 @@ class _Parser(TokenReader):
         raise PartRefused(token.at, f"{shown(token)} is not expected here")
 
     # --- operators
+
+    def whole(self) -> Syntax:
+        """An expression of any operators."""
+        return self.expression(_OR)
 
     def expression(self, least: int) -> Syntax:
         """An expression of operators that bind at least as tightly."""
@@ -311,9 +317,9 @@ class _Parser(TokenReader):
         if self.ahead("."):
             if self.take(".", "*"):
                 raise PartRefused(token.at, "* is not possible: name the column")
-            return self._qualified(token)
+            return self.qualified(token)
         if self.take("("):
-            return self._call(token)
+            return self.call(token)
         if self.token.kind == "text" and token.kind == "name":
             self.next -= 1
             if token.text in _TYPED_WORDS:
@@ -327,14 +333,15 @@ class _Parser(TokenReader):
             )
         return Name(token.at, token.text)
 
-    def _qualified(self, token: Token) -> Syntax:
+    def qualified(self, token: Token) -> Syntax:
+        """What a name is that stands before a dot."""
         self.next += 1
         second = self.token
         self.next += 1
         if self.take("("):
             if token.text != "pg_catalog":
                 raise PartRefused(token.at, "functions of the database's own are not possible", "use Postgres's own functions")
-            return self._call(second)
+            return self.call(second)
         if token.text == "old" and second.kind in ("name", "quoted"):
             return Name(token.at, BEFORE + second.text)
         raise PartRefused(token.at, "an expression sees one row's columns", f"write {second.text} alone")
@@ -386,8 +393,8 @@ class _Parser(TokenReader):
         self.demand("end")
         return Case(at, tuple(whens), otherwise)
 
-    def _call(self, token: Token) -> Syntax:
-        """Behind the opening parenthesis."""
+    def call(self, token: Token) -> Syntax:
+        """A function's call, behind the opening parenthesis."""
         name, at = token.text, token.at
         if self.take("*", ")"):
             raise PartRefused(at, f"{name}(*) is an aggregate: an expression sees one row")

@@ -52,6 +52,8 @@ class InboxFolder:
         self._refused = self.root / _REFUSED
         self._stuck: dict[str, float] = {}
         """File → until when it is passed over."""
+        self.followed: set[str] = set()
+        """The producers of which several groups waited when it was looked last."""
 
     # --- the producer's side ---------------------------------------------------------------------------------------------
 
@@ -100,6 +102,7 @@ class InboxFolder:
         """
         self._stuck = {file: until for file, until in self._stuck.items() if until > now}
         first: dict[str, GroupName] = {}
+        self.followed = set()
         strange: list[str] = []
         for entry in self._entries():
             if entry.name == _REFUSED or entry.name.startswith(_ASIDE) or entry.name in self._stuck:
@@ -109,6 +112,7 @@ class InboxFolder:
                 if len(strange) < MAX_LISTED:
                     strange.append(entry.name)
             elif name.producer in first:
+                self.followed.add(name.producer)
                 first[name.producer] = min(name, first[name.producer])
             elif len(first) < MAX_LISTED:
                 first[name.producer] = name

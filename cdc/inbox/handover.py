@@ -118,6 +118,13 @@ class Handover:
         """
         return self.give_encoded(encode(self.header(to, topic, key, batches), batches), to, topic, deadline)
 
+    def leave(self, to: str) -> None:
+        """Hands over a step without changes, and does not wait for it: the next group does. What becomes of it the next group's fate says."""
+        raw = encode(self.header(to, "", (), []))
+        self._number += 1
+        name = self._folder.hand_over(self.producer, self.mark.epoch, self._number, raw)
+        self.mark = replace(self.mark, to=to, digest=name.digest)
+
     def header(self, to: str, topic: str, key: Sequence[str], batches: Sequence[pa.RecordBatch]) -> GroupHeader:
         """The header of the next group."""
         return GroupHeader(self.producer, self.mark.to, to, topic, tuple(key), sum(len(batch) for batch in batches))

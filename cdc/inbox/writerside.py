@@ -8,7 +8,7 @@ the log and only removes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
@@ -99,8 +99,8 @@ class Inbox:
         if now < self._look_at or writer.next_position != writer.head.position + 1:
             return False
         self._look_at = now + LOOK_S
-        self._ride(now)
         names, strange = self._waiting(now)
+        self._ride(now, self._folder.followed)
         for file in strange[:STRANGE_AT_ONCE]:
             self._put_aside(file, "its name is not that of a group")
         if any(self._deal_with(name, now) for name in self._in_turn(names)) or strange:
@@ -213,9 +213,9 @@ class Inbox:
             self._writer.append(batch, producer)
         return table
 
-    def _ride(self, now: float) -> None:
+    def _ride(self, now: float, hurried: Collection[str] = ()) -> None:
         """Marks without changes go with the next cut, whoever makes it, or by themselves after a
-        while.
+        while; at once where their producer's next group waits (``hurried``).
         """
         if not self._riding:
             return
@@ -224,7 +224,7 @@ class Inbox:
             try:
                 if durable.get(name.producer) != mark.encode():
                     self._writer.mark(name.producer, mark.encode())
-                    if now - since < RIDE_S:
+                    if now - since < RIDE_S and name.producer not in hurried:
                         continue
                     self._writer.commit()
             except ValueError as refused:

@@ -15,6 +15,7 @@ from cdc.diskspace import free_bytes
 from cdc.errors import ConfigError, HeadwaterError, StoreError
 from cdc.log.contract import LogReader, left_between, selected
 from cdc.model.position import Cut, Position, format_lsn
+from cdc.model.table import Table
 from cdc.report.probe import SourceProbe
 from cdc.report.problems import problems_of
 from cdc.report.shape import (
@@ -36,6 +37,7 @@ from cdc.report.shape import (
 )
 from cdc.settings.models import Settings, StoreOptions
 from cdc.settings.storetables import mistaken
+from cdc.settings.views import topics_of
 from cdc.state import auditstate, status, stops
 from cdc.terminal import counted, visible
 from cdc.version import VERSION
@@ -159,7 +161,8 @@ def _mistaken(settings: Settings, reader: LogReader, capture: CaptureReport | No
     """Finds what is wrong with the stores' tables, as far as it is known which tables are captured."""
     logged = [topic.table for topic in reader.topics()]
     read = [entry.table for entry in capture.snapshot] if capture is not None else []
-    return mistaken(settings.stores, [*logged, *read], settings.outbox) if logged or read else iter(())
+    known: list[Table | str] = [*logged, *read, *topics_of(settings.views)]
+    return mistaken(settings.stores, known, settings.outbox) if logged or read else iter(())
 
 
 def _asked(log_dir: Path, *, runs: bool) -> tuple[Sequence[str], Sequence[str]]:

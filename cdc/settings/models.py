@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -15,6 +15,7 @@ from cdc.settings.outbox import Outbox
 from cdc.settings.strict import Strict
 from cdc.settings.tableoptions import Patterns, StoreTables, TableOptions
 from cdc.settings.tier import Tier
+from cdc.settings.views import View, topics_of
 
 if TYPE_CHECKING:
     from cdc.model.topic import TopicSchema
@@ -271,6 +272,9 @@ class StoreOptions(Strict):
     """`opensearch`, `redis`, `iceberg` or `sql`; `console` prints each change as a line."""
     held: StoreTables = Field(StoreTables(), alias="tables")
     """Which of the captured tables the store holds: patterns as in `source.tables`. Written as a table, its `select` is that list."""
+    views: tuple[str, ...] = ()
+    """The views that the store holds, by their names in `[views.NAME]`, beside what `tables` selects: the same as `views.NAME` there. With `views` and without `tables` the
+    store holds these views alone ([views.md](views.md))."""
     batch_rows: int = Field(200_000, ge=1)
     """The most rows that are applied at once. Usually it is fewer, so that a store commits about every 3 s."""
     batch_bytes: int = Field(64 * 2**20, ge=1)
@@ -283,6 +287,20 @@ class StoreOptions(Strict):
     ([schema-changes.md](schema-changes.md))."""
     schema_for: Mapping[str, SchemaPolicy] = {}
     """The same for single tables (`schema.table`, `*` and `?` match); the last that matches decides."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _holds_its_views(cls, given: Any) -> Any:
+        """Views are topics: from here on they are among the store's tables."""
+        if not isinstance(given, dict) or not given.get("views") or not isinstance(given["views"], list | tuple):
+            return given
+        held, named = given.get("tables"), topics_of(given["views"])
+        if isinstance(held, StoreTables):
+            return given
+        if isinstance(held, dict):
+            select = held.get("select", [])
+            return {**given, "tables": {**held, "select": [*select, *named]} if isinstance(select, list | tuple) else held}
+        return {**given, "tables": [*held, *named] if isinstance(held, list | tuple) else named if held is None else held}
 
     @model_validator(mode="after")
     def _only_what_it_can(self) -> Self:
@@ -389,5 +407,7 @@ class Settings(Strict):
     audit: Audit = Audit()
     outbox: Outbox | None = None
     """A table into which services write events, each in its own transaction ([outbox.md](outbox.md)). Left out: there is none."""
+    views: Mapping[str, View] = {}
+    """Topics that are computed from other topics, by name: view `NAME` is topic `views.NAME` ([views.md](views.md))."""
     run_dir: Path = Path("var/run")
     """Status files, stop states, Spark's scratch space."""

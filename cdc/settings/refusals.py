@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc.errors import ConfigError
-from cdc.settings.implications import of_outbox
+from cdc.settings.implications import of_outbox, of_views
 from cdc.settings.models import ColumnPolicy, Http, Settings
 
 MIN_TOKEN_CHARS: Final = 16
@@ -35,6 +35,8 @@ def refusals(settings: Settings) -> Iterator[RefusedSetting]:
     yield from of_http(settings.http)
     for what, hint in of_outbox(settings):
         yield RefusedSetting(("outbox",), what, hint)
+    for at, what, helps in of_views(settings):
+        yield RefusedSetting(at, what, helps)
     yield from of_histories(settings)
 
 

@@ -22,6 +22,7 @@ from cdc.pace import slowness
 from cdc.state import jsonfile
 
 CAPTURE_STATES: Final = ("starting", "snapshot", "streaming", "retrying", "stopped", "exited")
+VIEW_STATES: Final = ("starting", "waiting", "building", "following", "stopped", "exited")
 FOLLOWER_STATES: Final = ("starting", "rebuilding", "following", "waiting", "stopped", "exited", "never started")
 PROCESS_STATES: Final = ("starting", "running", "backing-off", "stopped", "refused", "exited")
 FOREIGN: Final = "foreign"
@@ -190,6 +191,34 @@ class GenerationStatus(_StampedStatus):
 
 
 @dataclass(slots=True)
+class ViewStatus(_Told):
+    """Written by a view's process when something has changed, and every ``BEAT_S``."""
+
+    view: str
+    pid: int = 0
+    state: str = "starting"
+    """starting | waiting (for what ``error`` says) | building (from the beginning) | following | stopped | exited"""
+    stop: str | None = None
+    error: str | None = None
+    topics: list[str] = field(default_factory=list)
+    """The topics that it reads."""
+    position: int = 0
+    """Up to here its rows in the log, or on their way into it, show what these topics had."""
+    commit_lsn: int = 0
+    commit_ts_us: int = 0
+    written: int = 0
+    """Changes of its topic that this process has handed over."""
+    state_bytes: int = 0
+    built: str = ""
+    """Why it was computed from the beginning last, if this process has done that."""
+    moved_at: float = 0.0
+    updated_at: float = 0.0
+    said_at: float = 0.0
+    """See ``CaptureStatus``."""
+    foreign: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class ProcessStatus(_Told):
     """One child of the supervisor, as the supervisor sees it."""
 
@@ -231,18 +260,20 @@ STALE_S: Final = 10.0
 """After this long its last word no longer counts as one (on a busy machine: longer)."""
 
 
-def stamp(status: CaptureStatus | FollowerStatus | GenerationStatus) -> None:
+def stamp(status: CaptureStatus | FollowerStatus | GenerationStatus | ViewStatus) -> None:
     """Says that this is how it is now."""
     status.updated_at, status.said_at = time.time(), time.monotonic()
 
 
-def silent_s(told: CaptureStatus | FollowerStatus | GenerationStatus) -> float:
+def silent_s(told: CaptureStatus | FollowerStatus | GenerationStatus | ViewStatus) -> float:
     """For how long the part has reported nothing; infinite when its last word is of before the machine started."""
     passed = time.monotonic() - told.said_at
     return passed if passed >= 0 else float("inf")
 
 
-def write(run_dir: Path, name: str, status: CaptureStatus | FollowerStatus | GenerationStatus | SupervisorStatus) -> None:
+def write(
+    run_dir: Path, name: str, status: CaptureStatus | FollowerStatus | GenerationStatus | ViewStatus | SupervisorStatus
+) -> None:
     """Replaces the file. Where the disk is full it stays as it was, which is logged once: no part ends because it cannot say how it is.
 
     Raises OSError for whatever else the disk refuses.
@@ -344,13 +375,30 @@ def read_generations(run_dir: Path, store: str) -> list[GenerationStatus]:
     return sorted(found, key=lambda one: one.number)
 
 
+def read_view(run_dir: Path, view: str) -> ViewStatus | None:
+    """As ``read_capture``."""
+    raw = _read(run_dir / "status" / f"{view_part(view)}.json")
+    if raw is None:
+        return None
+    status = ViewStatus(view)
+    status.foreign = status.take(raw)
+    return status
+
+
+def view_part(view: str) -> str:
+    """The name of a view's process: of its status file, and of its stop states."""
+    return f"view-{view}"
+
+
 def unread_rows(status: CaptureStatus | None, tables: Sequence[str]) -> int:
     """About how many rows of these tables (patterns) the snapshot has not read yet."""
     reading = status.snapshot if status is not None else ()
     return sum(max(one.total - one.done, 0) for one in reading if not one.finished and matches(tables, one.table))
 
 
-def other_version(status: CaptureStatus | FollowerStatus | GenerationStatus | SupervisorStatus, what: str) -> str | None:
+def other_version(
+    status: CaptureStatus | FollowerStatus | GenerationStatus | ViewStatus | SupervisorStatus, what: str
+) -> str | None:
     """One line when another version wrote this, so that some of it is not known."""
     if not status.foreign:
         return None
@@ -369,7 +417,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-def reports(saved: CaptureStatus | FollowerStatus | GenerationStatus) -> bool:
+def reports(saved: CaptureStatus | FollowerStatus | GenerationStatus | ViewStatus) -> bool:
     """Whether the part's process lives and still reports how it is.
 
     A part that starts says so once, and may then compile, load or recover for longer than a running one is ever silent.

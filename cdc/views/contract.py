@@ -21,7 +21,8 @@ class Delta:
     """The net changes of one topic, or of a view, in a range (a, b] of the log. Each key occurs once, in ``rows`` or in ``gone``."""
 
     rows: pa.Table
-    """The rows as of b of the keys that were written in the range: every column that is read, the key's among them, with the Arrow types of the topic's schema."""
+    """The rows as of b of the keys that were written in the range: every column that is read, the key's among them, with the Arrow types of the topic's schema;
+    and ``_cdc_exact`` (``cdc.model.batch``), which may be left out, here as in ``gone``, where no value has an exact text."""
     gone: pa.Table
     """The keys, in the key's columns only, that were deleted in the range and do not exist as of b. One that did not exist as of a either may be among them."""
     emptied: bool = False

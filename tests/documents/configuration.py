@@ -29,6 +29,7 @@ from cdc.settings.models import (
 from cdc.settings.outbox import Outbox, OutboxColumns
 from cdc.settings.secretfile import may_be_a_file
 from cdc.settings.tier import Tier
+from cdc.settings.views import View
 from sinks import FOR_TESTS, KINDS, options_model
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -39,6 +40,7 @@ SECTIONS: Final[tuple[tuple[str, type[BaseModel]], ...]] = (
     ('log.tables."schema.table"', LogTable),
     ("outbox", Outbox),
     ("outbox.columns", OutboxColumns),
+    ("views.NAME", View),
     ("http", Http),
     ("audit", Audit),
     ("privacy", Privacy),

@@ -32,6 +32,7 @@ ROOMS: Final = {
     "stops": ("stops",),
     "supervise": ("supervise",),
     "inbox": ("inbox",),
+    "derive": ("derive",),
     "tier": ("tier",),
     "lookup": ("lookup",),
     "states": ("states",),

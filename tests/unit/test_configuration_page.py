@@ -69,7 +69,7 @@ def _snippets() -> list[tuple[str, str]]:
     return [(part.partition("\n")[0], said) for part in parts for said in re.findall(r"```toml\n(.*?)```", part, re.DOTALL)]
 
 
-PAGES: Final = ("stores.md", "warehouse.md", "warehouses.md", "event-stores.md", "webhooks.md")
+PAGES: Final = ("stores.md", "warehouse.md", "warehouses.md", "event-stores.md", "webhooks.md", "views.md")
 SAID: Final = [tomllib.loads(said) for _, said in _snippets()]
 
 

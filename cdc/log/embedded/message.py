@@ -17,13 +17,13 @@ def message_of(batch: pa.RecordBatch) -> list[Bytes]:
     the copy. They hold until the last of them goes."""
     if batch.nbytes < LARGE_BYTES:
         return [batch.serialize()]
-    pieces = _Pieces()
+    pieces = _PiecesWritten()
     writer = pa.ipc.new_stream(pa.PythonFile(pieces, "w"), batch.schema)
     writer.write_batch(batch)
     return pieces.behind(batch.schema.serialize().size)
 
 
-class _Pieces:
+class _PiecesWritten:
     """A file that keeps what is written as it is given: columns come as the buffers that they are."""
 
     closed = False

@@ -14,7 +14,7 @@ LEAST_BYTES: Final = 1_000
 _NO_LIMIT: Final = 1 << 62
 
 
-class Limits:
+class EventLimits:
     """Of one store's topics, as this process has met them."""
 
     def __init__(self, batch_bytes: int) -> None:

@@ -24,7 +24,7 @@ from sinks.events.event import EventBatch
 from sinks.events.heldback import queue_names
 from sinks.events.kafka.client import Brokers, TakenOver, require_client
 from sinks.events.kafka.ledger import Ledger, create
-from sinks.events.kafka.limits import Limits
+from sinks.events.kafka.limits import EventLimits
 from sinks.events.kafka.messages import messages, sizes_of
 from sinks.events.kafka.options import Options, is_legal
 from sinks.events.markedchannel import MarkedChannel
@@ -53,7 +53,7 @@ class KafkaChannel(MarkedChannel):
 
     def __init__(self, store: str, options: Options) -> None:
         super().__init__(store)
-        self._limits = Limits(BATCH_BYTES)
+        self._limits = EventLimits(BATCH_BYTES)
         """Outlasts ``close``."""
         self._options = options
         self._brokers = Brokers(store, options)

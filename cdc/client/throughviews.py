@@ -1,0 +1,62 @@
+"""Waiting through views: a store that holds a view shows a commit once the view reflects it and the store has what the view made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from cdc.inbox.verdicts import InboxMark
+from cdc.log.contract import LogReader
+from cdc.model.position import START, Position
+from cdc.model.selection import matches
+from cdc.settings.models import Settings
+from cdc.state import status, stops
+from cdc.views.marks import SCHEMA, ViewMark, producer_of, topic_of
+
+
+class ViewLags(Exception):
+    """A view does not reflect yet what is waited for; the message says how far it is."""
+
+
+def held_views(settings: Settings, tables: Sequence[str]) -> list[str]:
+    """The views that these patterns select."""
+    return [name for name in settings.views if matches(tables, topic_of(name))]
+
+
+def shown_at(settings: Settings, log: LogReader, tables: Sequence[str], target: Position) -> Position:
+    """Where a store of these tables has to be to show all that the source had at ``target``, which is a cut. Raises ViewLags, Stopped."""
+    return max([target, *(_through(settings, log, name, target) for name in held_views(settings, tables))])
+
+
+def _through(settings: Settings, log: LogReader, view: str, target: Position) -> Position:
+    """Where the view's last change is, once it reflects ``target``."""
+    part = status.view_part(view)
+    saved = status.read_view(settings.run_dir, view)
+    stops.check(settings.run_dir, part)
+    if saved is None:
+        raise ViewLags(f"view {view} has never run")
+    needed = max((_needed(settings, log, topic, target) for topic in saved.topics), default=START)
+    reflected = reflected_by(log, view)
+    if reflected == START or reflected < needed:
+        why = "" if status.alive(saved.pid) else ", and its process does not run"
+        waits = f" ({saved.error})" if saved.error else ""
+        raise ViewLags(f"view {view} lags: it shows position {reflected} of {needed}{waits}{why}")
+    # Asked after the mark: whatever came out up to it is in the log by now.
+    return log.last_change(topic_of(view), log.head().position)
+
+
+def _needed(settings: Settings, log: LogReader, topic: str, target: Position) -> Position:
+    """How far whoever reads the topic has to be for that."""
+    schema, _, name = topic.partition(".")
+    if schema == SCHEMA and name in settings.views:
+        return _through(settings, log, name, target)
+    return log.last_change(topic, target)
+
+
+def reflected_by(log: LogReader, view: str) -> Position:
+    """Up to here the view's topic shows what its sources had; 0 where it is not built."""
+    with suppress(ValueError):
+        mark = ViewMark.read(InboxMark.decode(log.marks().get(producer_of(view))).to)
+        if mark is not None:
+            return mark.reflected
+    return START

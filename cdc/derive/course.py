@@ -1,0 +1,74 @@
+"""How a view goes on after a start: decided from the log's mark of it and from the state that lies beside, and nothing else. Pure.
+
+==============================================  =========================================================================
+the log's mark, the state                       course
+==============================================  =========================================================================
+no state, or another definition's               ``REBUILD``: the view is computed from the log and compared with its topic
+no mark, or another definition's                ``REBUILD``
+the state is of another log or history          ``REBUILD``
+the state is ahead of the mark                  ``REBUILD``, unless it says that nothing came out in between
+at the same cut, the range's output in the log  ``GO_ON``
+at the same cut, some of the output missing     ``RECONCILE``: the state's rows are compared with the topic
+the state is behind                             ``CATCH_UP``: the range is computed again, and what the log has of it left out;
+                                                ``REBUILD`` where the output is not whole and the state is not before its range
+==============================================  =========================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cdc.model.lineage import Lineage
+from cdc.model.position import Position
+from cdc.views.marks import ViewMark
+
+
+class ViewCourse(StrEnum):
+    GO_ON = "go on"
+    CATCH_UP = "catch up"
+    RECONCILE = "reconcile"
+    REBUILD = "rebuild"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFacts:
+    """The facts beside a kernel's state. ``loading``: it is not whole yet. ``even``: nothing came out of the view between these two cuts."""
+
+    digest: str
+    log: str
+    history: str
+    loading: bool
+    even: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    course: ViewCourse
+    why: str = ""
+
+
+def decide(digest: str, mark: ViewMark | None, facts: KernelFacts | None, cut: Position, lineage: Lineage) -> Decision:
+    """``digest``: the definition's. ``cut``: the kernel's."""
+    if facts is None:
+        return Decision(ViewCourse.REBUILD, "it has no state yet")
+    if facts.digest != digest:
+        return Decision(ViewCourse.REBUILD, "its definition is another than its state's")
+    if facts.loading or not cut:
+        return Decision(ViewCourse.REBUILD, "its state is not whole")
+    until = lineage.until(facts.history)
+    if facts.log != lineage.log or until is None or cut > until:
+        return Decision(ViewCourse.REBUILD, "its state is of another history of the log")
+    if mark is None:
+        return Decision(ViewCourse.REBUILD, "the log has no mark of it")
+    if mark.digest != digest:
+        return Decision(ViewCourse.REBUILD, "its definition is another than that of its rows in the log")
+    if mark.done is not None and cut != mark.cut and not 0 < mark.begin >= cut:
+        return Decision(ViewCourse.REBUILD, "its rows in the log are not whole, and its state cannot tell the others")
+    if cut > mark.cut:
+        if mark.done is None and facts.even is not None and facts.even[0] <= mark.cut and cut <= facts.even[1]:
+            return Decision(ViewCourse.GO_ON)
+        return Decision(ViewCourse.REBUILD, "its state is ahead of the log")
+    if cut == mark.cut:
+        return Decision(ViewCourse.GO_ON if mark.done is None else ViewCourse.RECONCILE)
+    return Decision(ViewCourse.CATCH_UP)

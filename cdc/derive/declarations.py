@@ -1,0 +1,126 @@
+"""Views as ``cdc.toml`` declares them: which topics each reads, that none of them goes in a circle, and their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from cdc.derive.ports import BoundView, DeclaredView
+from cdc.errors import ConfigError
+from cdc.expressions.refusal import PartRefused
+from cdc.model.structure import Scalar, ScalarType
+from cdc.model.topic import TopicSchema
+from cdc.settings.models import Settings
+from cdc.settings.views import View
+from cdc.views.contract import Kernel
+from cdc.views.definition import ViewDefinition, define
+from cdc.views.kernel import SqlKernel
+from cdc.views.marks import topic_of
+from cdc.views.parser import parsed_query
+from cdc.views.syntax import QuerySyntax, TableName
+
+MEMORY: Final = "256MB"
+"""The most that a kernel's state holds in memory; the rest lies on the disk."""
+_JSON: Final = (ScalarType.JSON, ScalarType.JSONB)
+_DEFAULT_SCHEMA: Final = "public"
+"""Where a table is whose schema is not written."""
+
+
+def declared_views(settings: Settings) -> Mapping[str, DeclaredView]:
+    """All of them. Raises ConfigError for a text that is no query, and for views that are computed from one another in a circle."""
+    found: dict[str, DeclaredView] = {}
+    for name, view in settings.views.items():
+        try:
+            found[name] = SqlView(name, view, tuple(_topics(parsed_query(view.sql))))
+        except PartRefused as refusal:
+            placed = refusal.placed(view.sql)
+            raise ConfigError(f"views.{name}.sql: {placed}", hint=placed.hint) from None
+    refuse_circles({name: one.topics for name, one in found.items()})
+    return found
+
+
+def refuse_circles(reads: Mapping[str, Sequence[str]]) -> None:
+    """Raises ConfigError, which names the views of a circle. ``reads``: view → the topics that it reads."""
+    views = {topic_of(name): name for name in reads}
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        if name in way:
+            circle = " → ".join((*way[way.index(name) :], name))
+            raise ConfigError(
+                f"views are computed from one another in a circle: {circle}", hint="take one of them out of the others"
+            )
+        if name in done:
+            return
+        for topic in reads[name]:
+            if topic in views:
+                visit(views[topic], (*way, name))
+        done.add(name)
+
+    for name in reads:
+        visit(name, ())
+
+
+def _topics(query: QuerySyntax) -> list[str]:
+    """The topics that the query names, each once, in order."""
+    found = dict.fromkeys(
+        f"{table.schema or _DEFAULT_SCHEMA}.{table.name}"
+        for table in _tables(query)
+        if table.schema or table.name not in {name for name, _ in query.named}
+    )
+    return list(found)
+
+
+def _tables(part: object) -> Iterator[TableName]:
+    if isinstance(part, TableName):
+        yield part
+    elif isinstance(part, tuple | list):
+        for one in part:
+            yield from _tables(one)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _tables(getattr(part, field.name))
+
+
+@dataclass(frozen=True)
+class SqlView:
+    """A view that is declared in SQL."""
+
+    name: str
+    view: View
+    topics: tuple[str, ...]
+
+    def bind(self, schemas: Mapping[str, TopicSchema]) -> BoundView:
+        return BoundSql(define(self.name, self.view.sql, self.view.key, schemas), self.name)
+
+
+@dataclass(frozen=True)
+class BoundSql:
+    """The same, over its topics as they are defined."""
+
+    definition: ViewDefinition
+    name: str
+
+    @property
+    def identity(self) -> str:
+        return self.definition.identity
+
+    @property
+    def reads(self) -> Mapping[str, Sequence[str]]:
+        return self.definition.reads
+
+    @property
+    def key(self) -> Sequence[str]:
+        return self.definition.key
+
+    @cached_property
+    def json(self) -> Collection[str]:
+        return frozenset(
+            one.name for one in self.definition.fields if isinstance(one.structure, Scalar) and one.structure.type in _JSON
+        )
+
+    def open(self, folder: Path) -> Kernel:
+        return SqlKernel(self.definition, folder, MEMORY)

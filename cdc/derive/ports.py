@@ -1,0 +1,51 @@
+"""The declared view as the runner of views asks for it, whichever way it is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from cdc.model.topic import TopicSchema
+from cdc.views.contract import Kernel
+
+
+class DeclaredView(Protocol):
+    """A view as ``cdc.toml`` declares it, read but not yet brought together with the tables that it names."""
+
+    @property
+    def topics(self) -> Sequence[str]:
+        """The topics that it reads, each once."""
+        ...
+
+    def bind(self, schemas: Mapping[str, TopicSchema]) -> BoundView:
+        """The view over these topics as they are defined. Raises ViewRefused, ConfigError."""
+        ...
+
+
+class BoundView(Protocol):
+    """A view over its topics as they are defined now. As long as ``identity`` is the same, and the columns in ``reads`` are, so are its rows."""
+
+    @property
+    def identity(self) -> str:
+        """Another text is another view: its rows have to be computed from the beginning."""
+        ...
+
+    @property
+    def reads(self) -> Mapping[str, Sequence[str]]:
+        """The columns that it needs of each topic, those of the topic's key among them."""
+        ...
+
+    @property
+    def key(self) -> Sequence[str]:
+        """The key's columns."""
+        ...
+
+    @property
+    def json(self) -> Collection[str]:
+        """The columns of the view whose texts are JSON."""
+        ...
+
+    def open(self, folder: Path) -> Kernel:
+        """The kernel, whose state lies in this folder, which exists; an empty folder is a state as of 0. Raises whatever a damaged one leads to."""
+        ...

@@ -1,0 +1,98 @@
+"""A view's definition: its text, checked and planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from cdc.expressions import scalar_of
+from cdc.expressions.refusal import PartRefused, near
+from cdc.model.structure import Scalar
+from cdc.model.topic import COMPUTED_TYPE, TopicField, TopicSchema
+from cdc.views.contract import ViewRefused
+from cdc.views.parser import parsed_query
+from cdc.views.plan import Knowledge, LeafNode, Node, PlanColumn, leaves
+from cdc.views.planner import Planner
+
+
+@dataclass(frozen=True, eq=False)
+class ViewDefinition:
+    """A view that can be kept up exactly."""
+
+    name: str
+    sql: str
+    key: tuple[str, ...]
+    columns: Mapping[str, PlanColumn]
+    """The view's columns in order."""
+    node: Node
+
+    @cached_property
+    def fields(self) -> tuple[TopicField, ...]:
+        """The view's fields, as its topic has them."""
+        return tuple(_field(name, column, name in self.key) for name, column in self.columns.items())
+
+    @cached_property
+    def reads(self) -> Mapping[str, tuple[str, ...]]:
+        """Topic → the fields that are read, those of the key among them."""
+        found: dict[str, dict[str, None]] = {}
+        for leaf in leaves(self.node):
+            found.setdefault(leaf.topic, {}).update(dict.fromkeys(leaf.columns))
+        return {topic: tuple(names) for topic, names in found.items()}
+
+    @cached_property
+    def identity(self) -> str:
+        """Equal for two definitions whose state is the same."""
+        read = [(leaf.topic, [(name, str(one.held), one.kind) for name, one in leaf.columns.items()]) for leaf in leaves(self.node)]
+        return repr((self.sql, self.key, read))
+
+
+def define(name: str, sql: str, key: Sequence[str], topics: Mapping[str, TopicSchema]) -> ViewDefinition:
+    """Checks and plans the view. ``topics``: by name, ``namespace.name``, all that it may read.
+
+    Raises ViewRefused, which says what cannot be kept up, in which line and column, and what to write instead.
+    """
+    try:
+        planner = Planner(sql, topics)
+        relation = planner.query(parsed_query(sql))
+        _check_key(name, key, relation.names, relation.node, planner.knowledge)
+    except PartRefused as refusal:
+        placed = refusal.placed(sql)
+        raise ViewRefused(f"view {name}, {placed}", hint=placed.hint) from None
+    return ViewDefinition(name, sql, tuple(key), relation.names, relation.node)
+
+
+def _check_key(name: str, key: Sequence[str], names: Mapping[str, PlanColumn], node: Node, knowledge: Knowledge) -> None:
+    if not key:
+        raise ViewRefused(f"view {name} has no key", hint="name columns that tell its rows apart")
+    for one in key:
+        if one not in names:
+            raise ViewRefused(
+                f"view {name}: {one} of its key is not one of its columns", hint=near(one, names) or f"they are {', '.join(names)}"
+            )
+    if knowledge.covers([names[one].name for one in key], node.keys):
+        return
+    closed = knowledge.closed([names[one].name for one in key])
+    lacking = min((sorted(one - closed) for one in node.keys), key=len, default=[])
+    shown = {column.name: shown for shown, column in names.items()}
+    of_leaves = {
+        column.name: f"{leaf.topic.partition('.')[2]}.{column_name}"
+        for leaf in leaves(node)
+        if isinstance(leaf, LeafNode)
+        for column_name, column in leaf.columns.items()
+    }
+    missing = [shown.get(one) or of_leaves.get(one) or "a computed column" for one in lacking]
+    raise ViewRefused(
+        f"view {name}: two rows can have one key ({', '.join(key)}), as {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not in it",
+        hint=f"select {' and '.join(missing)} and add {'it' if len(missing) == 1 else 'them'} to the key",
+    )
+
+
+def _field(name: str, column: PlanColumn, key: bool) -> TopicField:
+    source = column.field
+    if source is not None:
+        return TopicField(
+            name, source.type, source.structure, key, 0, source.type_name, source.source_type, source.defined, source.protected
+        )
+    kind = column.kind
+    return TopicField(name, kind.arrow, Scalar(scalar_of(kind)), key, 0, str(kind), f"{COMPUTED_TYPE}{kind}")

@@ -1,0 +1,140 @@
+"""Views from cdc.toml to a store: real Postgres, real capture, a view's own thread or process, and a Redis that follows it. At every wait the store shows what
+Postgres answers to the view's SQL.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc.client.wait import wait
+from cdc.derive.declarations import declared_views
+from cdc.derive.process import run_view
+from cdc.embedded.postgres import Postgres
+from cdc.log.home import open_reader
+from cdc.settings.file import load
+from sinks import options_model
+from tests.conftest import Cache
+from tests.integration.pipeline import service
+
+DEADLINE_S = 240.0
+JOINED = """select o.id, c.name, o.amount, o.note from public.orders o join public.customers c on c.id = o.customer_id"""
+TOTALS = (
+    """select customer_id as id, count(*) as orders, sum(amount)::numeric(20,2) as amount from public.orders group by customer_id"""
+)
+LARGE = """select name, count(*) as orders from views.joined group by name"""
+
+
+class Shop:
+    """A folder with a configuration, its source, and what its Redis shows."""
+
+    def __init__(self, folder: Path, server: Postgres, cache: Cache) -> None:
+        self.folder = folder
+        self.cache = cache
+        self.dsn = server.dsn()
+        config = folder / "cdc.toml"
+        config.touch(0o600)
+        config.write_text(
+            f'run_dir = "run"\n[source]\ndsn = "{self.dsn}"\n[log]\ndir = "log"\n'
+            f'[views.joined]\nsql = """{JOINED}"""\nkey = ["id"]\n'
+            f'[views.totals]\nsql = """{TOTALS}"""\nkey = ["id"]\n'
+            f'[views.large]\nsql = """{LARGE}"""\nkey = ["name"]\n'
+            f'[stores.cache]\nkind = "redis"\nurl = "{cache.url}"\nviews = ["joined", "totals", "large"]\n'
+        )
+        self.config = config
+        self.settings = load(config, options_model)
+        with self.source() as source:
+            source.execute(
+                "create table customers (id bigint primary key, name text);"
+                "create table orders (id bigint primary key, customer_id bigint, amount numeric(12,2), note text);"
+                "insert into customers select g, 'customer ' || g from generate_series(1, 20) g;"
+                "insert into orders select g, g % 25, g * 1.5, repeat('x', g) from generate_series(1, 50) g"
+            )
+
+    def source(self) -> psycopg.Connection:
+        return psycopg.connect(self.dsn, autocommit=True)
+
+    def expected(self, view: str, sql: str) -> dict[str, Any]:
+        key = self.settings.views[view].key[0]
+        with self.source() as source:
+            rows = source.execute(f"select to_jsonb(v) from ({sql.replace('views.joined', f'({JOINED}) j')}) v").fetchall()
+        return {f"views.{view}:{row[key]}": row for (row,) in rows}
+
+    def shown(self, view: str) -> dict[str, Any]:
+        with self.cache.client() as client:
+            keys = [key.decode() for key in client.scan_iter(f"views.{view}:*", 1000)]
+            return {key: json.loads(client.get(key)) for key in keys}  # type: ignore[arg-type]
+
+    def wait(self, timeout_s: float = DEADLINE_S) -> None:
+        with closing(open_reader(self.settings.log.dir)) as log:
+            wait(self.settings, log, "cache", timeout_s=timeout_s)
+
+    def equal(self) -> None:
+        for view, sql in (("joined", JOINED), ("totals", TOTALS), ("large", LARGE)):
+            assert self.shown(view) == self.expected(view, sql), view
+
+    @contextmanager
+    def views(self) -> Iterator[None]:
+        """Each in a thread of its own."""
+        stop = threading.Event()
+        declared = declared_views(self.settings)
+
+        def keep_up(name: str) -> None:
+            run_view(name, declared[name], self.settings.log.dir, self.settings.run_dir, stop)
+
+        threads = [threading.Thread(target=keep_up, args=(name,)) for name in declared]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(60)
+            assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.fixture
+def shop(postgres_server: Postgres, valkey: Cache, tmp_path: Path) -> Shop:
+    return Shop(tmp_path, postgres_server, valkey)
+
+
+def transaction(source: psycopg.Connection, dice: Random) -> None:
+    with source.transaction():
+        if dice.random() < 0.05:
+            source.execute("truncate orders")
+        for _ in range(dice.randrange(1, 6)):
+            number, customer = dice.randrange(60), dice.randrange(25)
+            source.execute(
+                dice.choice(
+                    (
+                        "insert into orders values (%(o)s, %(c)s, %(a)s, 'new') on conflict (id) do update set customer_id = %(c)s, amount = %(a)s",
+                        "delete from orders where id = %(o)s",
+                        "update orders set customer_id = %(c)s where id = %(o)s",
+                        "insert into customers values (%(c)s, %(n)s) on conflict (id) do update set name = %(n)s",
+                        "delete from customers where id = %(c)s",
+                        "update customers set name = %(n)s where id %% 5 = %(c)s %% 5",
+                    )
+                ),
+                {"o": number, "c": customer, "a": dice.randrange(1000) / 100, "n": f"name {dice.randrange(6)}"},
+            )
+
+
+def test_a_store_of_views_shows_what_postgres_answers_at_every_wait(shop: Shop, seed: int) -> None:
+    dice = Random(seed)
+    with service(shop.settings), shop.views(), shop.source() as source:
+        shop.wait()
+        shop.equal()
+        for _ in range(6):
+            for _ in range(dice.randrange(1, 20)):
+                transaction(source, dice)
+            shop.wait()
+            shop.equal()

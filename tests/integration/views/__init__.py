@@ -1,0 +1,1 @@
+"""Views beside Postgres itself."""

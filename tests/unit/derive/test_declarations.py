@@ -1,0 +1,114 @@
+"""Views as the configuration declares them: what they read, what is refused, and their kernel behind a runner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from cdc.derive.declarations import declared_views, refuse_circles
+from cdc.errors import ConfigError, Stopped
+from cdc.model.batch import Op
+from cdc.settings.file import SettingsError, load
+from cdc.settings.models import Settings
+from sinks import options_model
+from tests.unit.derive.bed import CUSTOMERS, ORDERS, VIEW, bed_in
+
+SQL = "select o.id, c.name, o.note from orders o join public.customers c on c.id = o.customer"
+
+
+def settings(folder: Path, text: str) -> Settings:
+    file = folder / "cdc.toml"
+    file.touch(0o600)
+    file.write_text(f'[source]\ndsn = "dbname=shop"\n{text}')
+    return load(file, options_model)
+
+
+def test_a_view_reads_the_topics_that_its_text_names(tmp_path: Path) -> None:
+    found = declared_views(
+        settings(
+            tmp_path,
+            f'[views.joined]\nsql = "{SQL}"\nkey = ["id"]\n'
+            '[views.few]\nsql = "with few as (select id from views.joined) select id from few"\nkey = ["id"]\n',
+        )
+    )
+    assert {name: tuple(view.topics) for name, view in found.items()} == {
+        "joined": ("public.orders", "public.customers"),
+        "few": ("views.joined",),
+    }
+
+
+def test_views_in_a_circle_are_refused_by_their_names() -> None:
+    refuse_circles({"a": ["views.b", "public.t"], "b": ["public.t"], "c": ["views.a", "views.b"]})
+    with pytest.raises(ConfigError, match="circle: b → c → b"):
+        refuse_circles({"a": ["views.b"], "b": ["views.c"], "c": ["views.b"]})
+    with pytest.raises(ConfigError, match="circle: a → a"):
+        refuse_circles({"a": ["views.a"]})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('[views.Big]\nsql = "select 1"\nkey = ["id"]\n', "views.Big: a view's name holds small letters"),
+        ('[views.v]\nsql = " "\nkey = ["id"]\n', "views.v.sql: is empty"),
+        ('[views.v]\nsql = "select 1"\nkey = []\n', "views.v.key: is empty"),
+        ('[views.v]\nsql = "select 1"\nkey = ["a", "a"]\n', "views.v.key: names a twice"),
+        ('[views.v]\nsql = "select 1"\nkey = ["a"]\nkeys = 1\n', "views.v.keys: unknown key"),
+        ('[views.v]\nkey = ["a"]\n', "views.v.sql: is missing"),
+        ('[stores.s]\nkind = "console"\nviews = ["ordr"]\n[views.order]\nsql = "select 1"\nkey = ["a"]\n', "there is no view ordr"),
+    ],
+)
+def test_what_cannot_be_a_view_is_refused_with_its_key(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(SettingsError, match=why):
+        settings(tmp_path, text)
+
+
+def test_a_table_cannot_have_a_views_name(tmp_path: Path) -> None:
+    file = tmp_path / "cdc.toml"
+    file.touch(0o600)
+    file.write_text('[source]\ndsn = "dbname=shop"\ntables = ["views.v"]\n[views.v]\nsql = "select 1"\nkey = ["a"]\n')
+    with pytest.raises(SettingsError, match=r"source\.tables names views\.v"):
+        load(file, options_model)
+
+
+def test_a_text_that_is_no_query_is_refused_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"views\.v\.sql: .*line 1"):
+        declared_views(settings(tmp_path, '[views.v]\nsql = "select id frm t"\nkey = ["id"]\n'))
+
+
+def test_a_store_holds_the_views_that_it_names_beside_its_tables(tmp_path: Path) -> None:
+    found = settings(
+        tmp_path,
+        '[stores.both]\nkind = "console"\ntables = ["public.*"]\nviews = ["v"]\n[stores.alone]\nkind = "console"\nviews = ["v"]\n'
+        '[views.v]\nsql = "select 1"\nkey = ["a"]\n',
+    )
+    assert found.stores["both"].tables == ("public.*", "views.v")
+    assert found.stores["alone"].tables == ("views.v",)
+    assert "!views.v" in found.source.tables
+
+
+def test_the_kernel_of_sql_keeps_its_view_through_restarts(tmp_path: Path, seed: int) -> None:
+    dice = Random(seed)
+    view = declared_views(settings(tmp_path, f'[views.joined]\nsql = "{SQL}"\nkey = ["id"]\n'))["joined"]
+    with bed_in(tmp_path) as bed:
+        bed.commit((CUSTOMERS, Op.INSERT, [{"id": 1, "name": "Ann"}]), (ORDERS, Op.INSERT, [{"id": 1, "customer": 1, "note": "a"}]))
+        for _ in range(2):
+            with bed.runner(view) as runner:
+                runner.begin()
+                assert bed.shown() == bed.expected(VIEW)
+                for _ in range(3):
+                    bed.traffic(dice)
+                    bed.keep_up(runner)
+                    assert bed.shown() == bed.expected(VIEW)
+                why = runner.why
+        assert why == ""
+
+
+def test_a_column_that_a_view_reads_and_that_is_gone_stops_it_by_name(tmp_path: Path) -> None:
+    text = '[views.joined]\nsql = "select id, nothing from public.orders"\nkey = ["id"]\n'
+    view = declared_views(settings(tmp_path, text))["joined"]
+    with bed_in(tmp_path) as bed:
+        bed.commit((ORDERS, Op.INSERT, [{"id": 1, "customer": 1, "note": "a"}]))
+        with bed.runner(view) as runner, pytest.raises(Stopped, match=r"VIEW_REFUSED: view joined: .*nothing"):
+            runner.begin()

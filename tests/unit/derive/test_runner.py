@@ -1,0 +1,205 @@
+"""A view's topic is what its sources say, at every point, whatever ends the process that keeps it up."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from cdc.crashpoint import Fault, armed
+from cdc.derive.inforce import ViewWaits
+from cdc.derive.runner import StepLimits
+from cdc.errors import HeadwaterError
+from cdc.inbox.verdicts import InboxMark
+from cdc.model.batch import Op
+from cdc.views.marks import ViewMark
+from tests.faults import points
+from tests.unit.derive.bed import CUSTOMERS, ORDERS, VIEW, Bed, bed_in
+from tests.unit.derive.kernels import WholeView
+
+POINTS = (*points.of("derive"), "inbox.take.appended", "inbox.take.marked", "inbox.take.durable")
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Iterator[Bed]:
+    with bed_in(tmp_path) as found:
+        found.commit((CUSTOMERS, Op.INSERT, [{"id": 1, "name": "Ann"}, {"id": 2, "name": "Bo"}]))
+        found.commit((ORDERS, Op.INSERT, [{"id": 1, "customer": 1, "note": "a"}, {"id": 2, "customer": 3, "note": "b"}]))
+        yield found
+
+
+def test_the_first_build_and_then_every_change_is_in_the_views_topic(bed: Bed) -> None:
+    with bed.runner() as runner:
+        runner.begin()
+        assert bed.shown() == {1: {"id": 1, "name": "Ann", "note": "a"}}
+        bed.commit((CUSTOMERS, Op.INSERT, [{"id": 3, "name": "Cy"}]), (CUSTOMERS, Op.UPDATE, [{"id": 1, "name": "Anna"}]))
+        bed.keep_up(runner)
+        assert bed.shown() == bed.expected()
+        bed.commit((ORDERS, Op.DELETE, [{"id": 1}]), (CUSTOMERS, Op.DELETE, [{"id": 1}]))
+        bed.keep_up(runner)
+        assert bed.shown() == bed.expected() == {2: {"id": 2, "name": "Cy", "note": "b"}}
+        bed.commit((ORDERS, Op.TRUNCATE, ()))
+        bed.keep_up(runner)
+        assert bed.shown() == {}
+        assert not runner.step()
+
+
+def test_a_view_stands_still_until_its_tables_are_whole(bed: Bed) -> None:
+    bed.whole(complete=False)
+    with bed.runner() as runner:
+        with pytest.raises(ViewWaits, match=r"public\.orders is still being read"):
+            runner.begin()
+        bed.whole()
+        runner.begin()
+        assert bed.shown() == bed.expected()
+
+
+def test_a_step_without_an_effect_moves_the_mark_and_nothing_else(bed: Bed) -> None:
+    with bed.runner() as runner:
+        runner.begin()
+        before = bed.history()
+        bed.commit((CUSTOMERS, Op.INSERT, [{"id": 9, "name": "Nobody"}]))
+        bed.keep_up(runner)
+        for _ in range(20):  # each look takes a while by this clock
+            runner.move_mark()
+            bed.inbox.serve()
+        assert bed.history() == before
+        assert reached(bed).cut == bed.reader.head().position
+        bed.commit((CUSTOMERS, Op.INSERT, [{"id": 10, "name": "Nobody"}]))
+        assert runner.step()
+    with bed.runner() as runner:  # a state ahead of the mark that says so is used
+        runner.begin()
+        assert runner.why == ""
+
+
+def reached(bed: Bed) -> ViewMark:
+    mark = ViewMark.read(InboxMark.decode(bed.reader.marks()["view:joined"]).to)
+    assert mark is not None
+    return mark
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_wherever_a_process_ends_no_change_is_lost_or_doubled(bed: Bed, point: str, seed: int) -> None:
+    dice = Random(f"{seed} {point}")
+    limits = StepLimits(rows=4)
+    hits = 0
+    for life in range(6):
+        nth = 1 if life in (0, 4) else dice.randrange(1, 5)
+        with bed.runner(limits=limits) as runner, armed(f"{point}=error:{nth}") as trap:
+            try:
+                runner.begin()
+                for _ in range(4):
+                    bed.traffic(dice)
+                    bed.keep_up(runner)
+            except Fault:
+                pass
+            hits += trap.hit
+        if life == 3:
+            shutil.rmtree(bed.folder / "state")
+    with bed.runner(limits=limits) as runner:
+        runner.begin()
+        bed.keep_up(runner)
+    assert bed.shown() == bed.expected()
+    bed.refuse_doubles()
+    assert hits
+
+
+def test_of_two_runners_the_older_one_is_fenced(bed: Bed, seed: int) -> None:
+    dice = Random(seed)
+    with bed.runner(state="one") as one, bed.runner(state="two") as two:
+        one.begin()
+        bed.traffic(dice)
+        two.begin()
+        bed.commit(
+            (ORDERS, Op.INSERT, [{"id": 77, "customer": 2, "note": "new"}]), (CUSTOMERS, Op.UPDATE, [{"id": 2, "name": "B"}])
+        )
+        with pytest.raises(HeadwaterError, match="opened again since"):
+            bed.keep_up(one)
+        bed.keep_up(two)
+        assert bed.shown() == bed.expected()
+        one.begin()
+        bed.commit((ORDERS, Op.DELETE, [{"id": 77}]))
+        with pytest.raises(HeadwaterError, match="opened again since"):
+            bed.keep_up(two)
+        bed.keep_up(one)
+    assert bed.shown() == bed.expected()
+    bed.refuse_doubles()
+
+
+def test_a_lost_state_is_computed_again_and_the_topic_gets_only_what_differs(bed: Bed) -> None:
+    with bed.runner() as runner:
+        runner.begin()
+    before = bed.history()
+    shutil.rmtree(bed.folder / "state")
+    bed.commit((ORDERS, Op.INSERT, [{"id": 5, "customer": 2, "note": "c"}]), (ORDERS, Op.DELETE, [{"id": 1}]))
+    with bed.runner() as runner:
+        runner.begin()
+        assert runner.why == "it has no state yet"
+        assert bed.shown() == bed.expected()
+        assert [(op, row["id"]) for _, op, row in bed.history()[len(before) :]] == [("u", 5), ("d", 1)]
+
+
+def test_another_definition_replaces_rows_and_deletes_the_others(bed: Bed) -> None:
+    bed.commit((ORDERS, Op.INSERT, [{"id": 5, "customer": 2, "note": "c"}]))
+    with bed.runner() as runner:
+        runner.begin()
+    other = replace(VIEW, name="only two", compute=lambda rows: [row for row in VIEW.compute(rows) if row["id"] == 5])
+    with bed.runner(other) as runner:
+        runner.begin()
+        assert "definition" in runner.why
+        assert bed.shown() == bed.expected(other)
+        assert [(op, row["id"]) for _, op, row in bed.history()[-1:]] == [("d", 1)]
+
+
+def test_a_state_that_is_ahead_of_the_log_is_thrown_away(bed: Bed, tmp_path: Path) -> None:
+    with bed.runner() as runner:
+        runner.begin()
+        bed.commit((ORDERS, Op.INSERT, [{"id": 5, "customer": 2, "note": "c"}]))
+        bed.keep_up(runner)
+    state = tmp_path / "state"
+    shutil.copytree(state, tmp_path / "later")
+    with bed_in(tmp_path / "restored") as other:  # a log that has come less far
+        other.commit((CUSTOMERS, Op.INSERT, [{"id": 1, "name": "Ann"}]))
+        other.commit((ORDERS, Op.INSERT, [{"id": 1, "customer": 1, "note": "a"}]))
+        shutil.copytree(tmp_path / "later", other.folder / "state")
+        with other.runner() as runner:
+            runner.begin()
+            assert "another history" in runner.why
+            assert other.shown() == other.expected()
+
+
+def test_large_outputs_come_in_several_groups_and_go_on_in_the_middle(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.derive.pieces.MAX_ROWS", 2)
+    bed.commit((ORDERS, Op.INSERT, [{"id": 10 + n, "customer": 1, "note": "x"} for n in range(7)]))
+    with bed.runner() as runner, armed("derive.group_taken=error:2"), pytest.raises(Fault):
+        runner.begin()
+    assert reached(bed).done == 2
+    with bed.runner() as runner:
+        runner.begin()
+        assert bed.shown() == bed.expected()
+        bed.commit((CUSTOMERS, Op.UPDATE, [{"id": 1, "name": "Zoe"}]))
+        with armed("derive.group_taken=error:2"), pytest.raises(Fault):
+            bed.keep_up(runner)
+    with bed.runner() as runner:
+        runner.begin()
+        bed.keep_up(runner)
+    assert bed.shown() == bed.expected()
+    bed.refuse_doubles()
+
+
+def test_a_view_may_read_only_some_columns(bed: Bed) -> None:
+    view = WholeView(
+        "ids", {"public.orders": ("id",)}, {"public.orders": ("id",)}, ("id",), VIEW.schema.empty_table().select(["id"]).schema,
+        lambda rows: [{"id": row["id"]} for row in rows["public.orders"]],
+    )  # fmt: skip
+    with bed.runner(view) as runner:
+        runner.begin()
+        before = bed.history()
+        bed.commit((ORDERS, Op.UPDATE, [{"id": 1, "customer": 2, "note": "other"}]))
+        bed.keep_up(runner)
+        assert bed.history() == before
+        assert bed.shown() == bed.expected(view)

@@ -1,0 +1,96 @@
+"""How far a store has to be to show a commit, when it holds views."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from cdc.client.throughviews import ViewLags, held_views, shown_at
+from cdc.compaction.pins import Pins
+from cdc.errors import Stopped, StopState
+from cdc.model.batch import Op
+from cdc.model.position import Position
+from cdc.settings.models import Log, Settings, Source
+from cdc.settings.views import View
+from cdc.state import status, stops
+from tests.unit.derive.bed import CUSTOMERS, ORDERS, Bed, bed_in
+
+HOLDS = ("views.joined",)
+
+
+def settings_of(bed: Bed) -> Settings:
+    return Settings(
+        source=Source(dsn=SecretStr("dbname=shop")),
+        log=Log(dir=bed.folder / "log"),
+        run_dir=bed.folder / "run",
+        views={name: View(sql="select 1", key=("id",)) for name in ("joined", "over")},
+    )
+
+
+def says(bed: Bed, view: str, *topics: str, position: int = 0) -> None:
+    saved = status.ViewStatus(view, pid=os.getpid(), state="following", topics=list(topics), position=position)
+    status.stamp(saved)
+    status.write(bed.folder / "run", status.view_part(view), saved)
+
+
+def test_a_store_shows_a_commit_once_the_view_reflects_it_and_not_before(tmp_path: Path) -> None:
+    with bed_in(tmp_path) as bed, bed.runner() as runner:
+        settings = settings_of(bed)
+        bed.commit((CUSTOMERS, Op.INSERT, [{"id": 1, "name": "Ann"}]), (ORDERS, Op.INSERT, [{"id": 1, "customer": 1, "note": "a"}]))
+        assert shown_at(settings, bed.reader, ("public.*",), Position(2)) == 2
+        with pytest.raises(ViewLags, match="view joined has never run"):
+            shown_at(settings, bed.reader, HOLDS, Position(2))
+        says(bed, "joined", "public.orders", "public.customers")
+        with pytest.raises(ViewLags, match="view joined lags: it shows position 0 of 2"):
+            shown_at(settings, bed.reader, HOLDS, Position(2))
+        runner.begin()
+        assert shown_at(settings, bed.reader, HOLDS, Position(2)) == 3
+        bed.commit((ORDERS, Op.UPDATE, [{"id": 1, "customer": 1, "note": "b"}]))
+        with pytest.raises(ViewLags, match="it shows position 2 of 4"):
+            shown_at(settings, bed.reader, HOLDS, Position(4))
+        bed.keep_up(runner)
+        assert shown_at(settings, bed.reader, HOLDS, Position(4)) == 5
+
+
+def test_an_unchanged_view_is_not_waited_for(tmp_path: Path) -> None:
+    with bed_in(tmp_path) as bed, bed.runner() as runner:
+        bed.commit((CUSTOMERS, Op.INSERT, [{"id": 1, "name": "Ann"}]), (ORDERS, Op.INSERT, [{"id": 1, "customer": 1, "note": "a"}]))
+        runner.begin()
+        says(bed, "joined", "public.orders")
+        bed.commit((CUSTOMERS, Op.INSERT, [{"id": 9, "name": "Nobody"}]))
+        assert shown_at(settings_of(bed), bed.reader, HOLDS, Position(4)) == 4
+
+
+def test_a_view_of_a_view_is_waited_for_through_both(tmp_path: Path) -> None:
+    with bed_in(tmp_path) as bed, bed.runner() as runner:
+        settings = settings_of(bed)
+        bed.commit((CUSTOMERS, Op.INSERT, [{"id": 1, "name": "Ann"}]), (ORDERS, Op.INSERT, [{"id": 1, "customer": 1, "note": "a"}]))
+        says(bed, "over", "views.joined")
+        says(bed, "joined", "public.orders", "public.customers")
+        assert held_views(settings, ("views.*",)) == ["joined", "over"]
+        with pytest.raises(ViewLags, match="view joined lags"):
+            shown_at(settings, bed.reader, ("views.over",), Position(2))
+        runner.begin()
+        with pytest.raises(ViewLags, match="view over lags: it shows position 0 of 3"):
+            shown_at(settings, bed.reader, ("views.over",), Position(2))
+
+
+def test_a_stopped_view_ends_the_waiting(tmp_path: Path) -> None:
+    with bed_in(tmp_path) as bed:
+        says(bed, "joined", "public.orders")
+        stops.record(bed.folder / "run", "view-joined", Stopped(StopState.VIEW_REFUSED, "it cannot go on"))
+        with pytest.raises(Stopped, match="VIEW_REFUSED: it cannot go on"):
+            shown_at(settings_of(bed), bed.reader, HOLDS, Position(0))
+
+
+def test_a_view_that_was_built_holds_compaction_back_and_another_does_not(tmp_path: Path) -> None:
+    with bed_in(tmp_path) as bed:
+        bed.commit((ORDERS, Op.INSERT, [{"id": 1, "customer": 1, "note": "a"}]), (CUSTOMERS, Op.INSERT, [{"id": 1, "name": "Ann"}]))
+        settings = settings_of(bed)
+        says(bed, "joined", "public.orders", position=1)
+        says(bed, "over", "views.joined")
+        [pin] = Pins(lambda: settings).look(0.0, bed.reader)
+        assert (pin.store, pin.tables, pin.position) == ("view joined", ("public.orders",), 1)

@@ -1,0 +1,130 @@
+"""Relations between cuts: found by key and by slice, in two versions, the same after a restart."""
+
+from __future__ import annotations
+
+import random
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from cdc.errors import HeadwaterError
+from cdc.model.position import Position
+from cdc.views.state import MOST_CONSTANTS, KeptRelation, KernelState
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("part", pa.utf8()),
+        ("owner", pa.int32()),
+        ("paid", pa.decimal128(10, 2)),
+        ("at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+def _relation(state: KernelState) -> KeptRelation:
+    return state.relation("orders", SCHEMA, ("id", "part"), {"owner": ("owner",)})
+
+
+def _rows(*rows: tuple[object, ...]) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], schema=SCHEMA)
+
+
+def _keys(*keys: tuple[object, ...]) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(("id", "part"), key, strict=True)) for key in keys], schema=pa.schema(list(SCHEMA)[:2]))
+
+
+def _owners(*owners: int | None) -> pa.Table:
+    return pa.table({"owner": pa.array(owners, pa.int32())})
+
+
+def test_a_change_has_the_rows_before_and_after_in_the_order_of_the_key() -> None:
+    with KernelState(None, "x") as state:
+        relation = _relation(state)
+        state.begin()
+        first = relation.apply(_rows((2, "b", 7, Decimal("1.50"), None), (1, None, None, None, None)))
+        assert first.before.num_rows == 0
+        assert [(one["id"], one["part"]) for one in first.after.to_pylist()] == [(1, None), (2, "b")]
+        change = relation.apply(_rows((1, None, 7, Decimal("0.10"), None)), _keys((2, "b"), (9, "nobody")))
+        assert change.before.equals(first.after)
+        assert change.after.to_pylist() == [{"id": 1, "part": None, "owner": 7, "paid": Decimal("0.10"), "at": None}]
+        assert relation.rows().equals(change.after)
+        emptied = relation.apply(_rows((5, "", None, None, None)), emptied=True)
+        assert emptied.before.equals(change.after)
+        assert relation.rows().equals(emptied.after)
+
+
+def test_rows_are_found_by_slice_and_null_is_a_value() -> None:
+    with KernelState(None, "x") as state:
+        relation = _relation(state)
+        relation.apply(_rows((1, "a", 7, None, None), (2, "a", None, None, None), (3, "a", 8, None, None), (4, "a", 7, None, None)))
+        assert relation.of("owner", _owners(7, 7)).column("id").to_pylist() == [1, 4]
+        assert relation.of("owner", _owners(None)).column("id").to_pylist() == [2]
+        assert relation.of("owner", _owners()).num_rows == 0
+        assert relation.of("owner", _owners(*range(MOST_CONSTANTS + 1))).column("id").to_pylist() == [1, 3, 4]
+
+
+def test_what_is_not_committed_is_forgotten_and_the_rest_survives_a_restart(tmp_path: Path) -> None:
+    with KernelState(tmp_path, "x") as state:
+        relation = _relation(state)
+        state.begin()
+        relation.apply(_rows((1, "a", 7, None, None)))
+        state.commit(Position(5))
+        state.begin()
+        relation.apply(_rows((2, "a", 7, None, None)), _keys((1, "a")))
+        assert relation.of("owner", _owners(7)).column("id").to_pylist() == [2]
+        state.rollback()
+        assert relation.of("owner", _owners(7)).column("id").to_pylist() == [1]
+        state.begin()
+        relation.apply(_rows((3, "a", 7, None, None)), emptied=True)
+    with KernelState(tmp_path, "x") as state:
+        assert state.cut == 5
+        assert _relation(state).rows().column("id").to_pylist() == [1]
+        assert _relation(state).of("owner", _owners(7)).column("id").to_pylist() == [1]
+
+
+def test_a_state_of_another_definition_or_of_no_database_is_refused(tmp_path: Path) -> None:
+    KernelState(tmp_path, "x").close()
+    with pytest.raises(HeadwaterError, match="another definition"):
+        KernelState(tmp_path, "y")
+    KernelState(tmp_path, "x").close()
+    (tmp_path / "state.duckdb").write_bytes(b"no database" * 1000)
+    with pytest.raises(HeadwaterError, match="cannot be read"):
+        KernelState(tmp_path, "x")
+
+
+def test_random_changes_are_those_of_a_dictionary(seed: int) -> None:
+    chance = random.Random(seed)
+    state = KernelState(None, "x")
+    relation = _relation(state)
+    model: dict[tuple[int, str | None], tuple[object, ...]] = {}
+    for step in range(120):
+        before = dict(model)
+        state.begin()
+        keys = list({(chance.randrange(12), chance.choice(["", "a", None, "ä"])) for _ in range(chance.randrange(8))})
+        gone = [key for key in keys if chance.random() < 0.4]
+        rows = [(*key, chance.choice([None, 1, 2]), Decimal(chance.randrange(100)) / 100, None) for key in keys if key not in gone]
+        emptied = chance.random() < 0.1
+        if emptied:
+            model.clear()
+        for key in gone:
+            model.pop(key, None)
+        model.update({row[:2]: row for row in rows})
+        change = relation.apply(_rows(*rows), _keys(*gone), emptied)
+        assert _held(change.before) == {key: row for key, row in before.items() if emptied or key in keys}, (seed, step)
+        assert _held(change.after) == {row[:2]: row for row in rows}, (seed, step)
+        if chance.random() < 0.3:
+            state.rollback()
+            model = before
+        else:
+            state.commit(Position(step))
+        assert _held(relation.rows()) == model, (seed, step)
+        assert _held(relation.of("owner", _owners(2, None))) == {key: row for key, row in model.items() if row[2] in (2, None)}
+
+
+def _held(rows: pa.Table) -> dict[tuple[int, str | None], tuple[object, ...]]:
+    found = [tuple(row.values()) for row in rows.to_pylist()]
+    assert len({row[:2] for row in found}) == len(found)
+    return {row[:2]: row for row in found}
