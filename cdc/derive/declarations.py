@@ -30,7 +30,7 @@ _DEFAULT_SCHEMA: Final = "public"
 
 
 def declared_views(settings: Settings) -> Mapping[str, DeclaredView]:
-    """All of them. Raises ConfigError for a text that is no query, and for views that are computed from one another in a circle."""
+    """All of them. Raises ConfigError for a text that is not a query, and for views that are computed from one another in a circle."""
     found: dict[str, DeclaredView] = {}
     for name, view in settings.views.items():
         try:

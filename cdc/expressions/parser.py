@@ -334,7 +334,7 @@ class Parser(TokenReader):
         return Name(token.at, token.text)
 
     def qualified(self, token: Token) -> Syntax:
-        """What a name is that stands before a dot."""
+        """The meaning of a name that stands before a dot."""
         self.next += 1
         second = self.token
         self.next += 1

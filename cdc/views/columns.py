@@ -33,7 +33,7 @@ class PlannedRelation:
 
 @dataclass(slots=True)
 class Scope:
-    """What a SELECT's expressions see: relations by alias."""
+    """The relations that a SELECT's expressions see, by alias."""
 
     tables: dict[str, PlannedRelation | TopicInFrom] = field(default_factory=dict)
     merged: dict[str, PlanColumn] = field(default_factory=dict)

@@ -99,6 +99,13 @@ def _released(values: pa.Array, column: PlanColumn) -> tuple[pa.Array, pa.Array 
         return values, None
     odd = pc.starts_with(values, "24:") if pa.types.is_time64(field.type) else pa.array([False] * len(values))
     odd = pc.fill_null(odd, False)
-    plain = pc.if_else(odd, pa.scalar(None, pa.utf8()), values).cast(field.type)
+    plain = _of_texts(pc.if_else(odd, pa.scalar(None, pa.utf8()), values), field.type)
     texts = pc.if_else(odd, values, pa.scalar(None, pa.utf8()))
     return plain, texts if texts.null_count < len(texts) else None
+
+
+def _of_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The values of these texts. Arrow reads a time of day only behind a date."""
+    if pa.types.is_time64(kind):
+        return pc.binary_join_element_wise("1970-01-01", texts, " ").cast(pa.timestamp("us")).cast(kind)
+    return texts.cast(kind)

@@ -1,4 +1,4 @@
-"""What a view computes, as a tree of typed nodes. Pure.
+"""The plan of a view: a tree of typed nodes. Pure.
 
 A column keeps its number from the node that makes it to the top: nodes add columns, and none is renamed but by a union. So what is known of columns (which sets of
 them tell rows apart, which are always equal, which are constant) is said once, by number.
@@ -208,7 +208,7 @@ def smallest(keys: Iterable[Key]) -> tuple[Key, ...]:
 
 @dataclass(slots=True)
 class Knowledge:
-    """What is known of columns by number: ``equal``: pairs that an inner join makes equal, ``constants``: the texts of constants."""
+    """Facts about columns, by number: ``equal``: pairs that an inner join makes equal, ``constants``: the texts of constants."""
 
     equal: list[tuple[str, str]] = field(default_factory=list)
     constants: dict[str, str] = field(default_factory=dict)

@@ -45,7 +45,7 @@ class Planner:
 
     @property
     def knowledge(self) -> Knowledge:
-        """What is known of the plan's columns."""
+        """The facts about the plan's columns."""
         return self._book.knowledge
 
     def query(self, query: QuerySyntax) -> PlannedRelation:

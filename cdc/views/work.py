@@ -1,4 +1,4 @@
-"""What the operators of a view's plan have in common: how they are asked, who makes them, and which slices a range touches."""
+"""The common part of the operators of a view's plan: how they are asked, who makes them, and which slices a range touches."""
 
 from __future__ import annotations
 

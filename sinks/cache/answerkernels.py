@@ -84,7 +84,7 @@ def texts_at(data: Any, at: int, starts: Any, stops: Any) -> int:
 
 
 def field_label(name: bytes) -> bytes:
-    """What stands before the digits of a field's length in the answer to HGETALL."""
+    """The bytes before the digits of a field's length in the answer to HGETALL."""
     return b"$%d\r\n%s\r\n$" % (len(name), name)
 
 

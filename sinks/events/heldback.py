@@ -168,7 +168,7 @@ class HeldBack:
         return bool(self._changed)
 
     def changes(self, upto: int) -> dict[At, str | None]:
-        """What is to be kept from here on of events up to there, and was not given yet: the new texts; None of what is held back no longer. A place must never
+        """The texts to be kept from here on of events up to there, and was not given yet: the new texts; None of what is held back no longer. A place must never
         keep more than that beside a mark that says ``upto``: what is held back already is not looked at again, and what goes on before it comes would come twice."""
         given = sorted((at for at in self._changed if at[1] <= upto), key=lambda one: one[1])
         self._changed.difference_update(given)
@@ -195,7 +195,7 @@ class HeldBack:
 
 
 def queue_names(events: EventBatch) -> pa.Array:
-    """What each event waits in, utf8: its topic and group; one without a group, such as a TRUNCATE, has a queue of its own."""
+    """The queue that each event waits in, utf8: its topic and group; one without a group, such as a TRUNCATE, has a queue of its own."""
     alone = pc.binary_join_element_wise("", events.column("position").cast(pa.utf8()), "@")
     return pc.coalesce(pc.binary_join_element_wise(events.column("topic"), events.column("group"), "\n"), alone)
 

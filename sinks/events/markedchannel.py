@@ -1,4 +1,4 @@
-"""What the kinds of event stores share whose place keeps the mark: events that it cannot take are held back, and that is kept beside the mark, in one step with it."""
+"""The common part of event stores whose place keeps the mark: events that it cannot take are held back, and that is kept beside the mark, in one step with it."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Channel(Protocol):
         ...
 
     def look(self) -> None:
-        """Of one that has begun: notes what has come of events since by itself."""
+        """Notes what has come of events since by itself, of one that has begun."""
         ...
 
     @property

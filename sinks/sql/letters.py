@@ -139,7 +139,7 @@ def remove_all(session: SqlSession, store: str) -> None:
 
 
 def standing(session: SqlSession, store: str, letter: str) -> Mapping[str, str | None] | None:
-    """What the table holds in the place of this letter's change, as ``stands`` says; None: nothing, or it is found by its key."""
+    """The row that the table holds in the place of this letter's change, as ``stands`` says; None: nothing, or it is found by its key."""
     found = session.rows(f"select stands from {_TABLE} where store = :store and id = :id", store=store, id=letter)
     texts: Mapping[str, str | None] | None = json.loads(found[0][0]) if found and found[0][0] is not None else None
     return texts

@@ -169,7 +169,7 @@ class SqlRowWriter:
         return some
 
     def finish(self) -> None:
-        """What is late still becomes dead letters. Raises LettersStop, StoreError."""
+        """Makes dead letters of what is late still. Raises LettersStop, StoreError."""
         if not self._late:
             return
         self.sort_late()

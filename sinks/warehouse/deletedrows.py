@@ -27,7 +27,7 @@ _log = structlog.get_logger("warehouse")
 
 
 class DeletedRows:
-    """Of one table. The keys of all rows that are written are in memory meanwhile: 8 bytes each where they are numbers, else their text."""
+    """The deleted rows of one table. The keys of all rows that are written are in memory meanwhile: 8 bytes each where they are numbers, else their text."""
 
     def __init__(self, table: IcebergTable, options: Options, own: OwnFields, schema: TopicSchema, plan: KeyPlan) -> None:
         self._files = TableFiles(table, KeyCache(options.key_cache_bytes), own=own)

@@ -61,7 +61,7 @@ class OwnFields:
         return next((field for field in fields if field.name == self.deleted and field.doc == _DELETED), None)
 
     def values(self, *, deleted: bool) -> Mapping[str, pa.Scalar]:
-        """What they hold in a row that is written now."""
+        """Their values in a row that is written now."""
         found: dict[str, pa.Scalar] = {}
         if self.deleted is not None:
             found[self.deleted] = pa.scalar(deleted, pa.bool_())

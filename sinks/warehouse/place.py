@@ -68,7 +68,7 @@ _NONE: Final = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class CommitPlan:
-    """What one commit writes, and takes away. ``keys``: of the rows of each file that was written; None where nobody will look for them."""
+    """The files that one commit writes, and takes away. ``keys``: of the rows of each file that was written; None where nobody will look for them."""
 
     replace_all: bool = False
     written: list[datafiles.WrittenData] = field(default_factory=list)
@@ -407,5 +407,5 @@ def unmarked(where: str) -> Stopped:
 
 
 def reaching(mark: Mark, cut: Cut, position: int) -> Mark:
-    """What a table is marked with in the middle of a range: of the last whole cut it has the LSN."""
+    """The mark of a table in the middle of a range: of the last whole cut it has the LSN."""
     return replace(mark, cut=replace(cut, position=Position(position)))

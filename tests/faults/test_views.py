@@ -33,6 +33,9 @@ def live(folder: Path, seed: int, *, lost: bool = False) -> None:
             for _ in range(4):
                 bed.traffic(dice)
                 bed.keep_up(runner)
+                # A customer without orders changes nothing in the view.
+                bed.commit((CUSTOMERS, Op.INSERT, [{"id": 1_000_000 + int(bed.writer.head.position), "name": "new"}]))
+                bed.keep_up(runner)
 
 
 @pytest.mark.parametrize("point", points.of("derive"))

@@ -34,7 +34,7 @@ WIDE_CLASSES = {
     ("cdc.report.shape", "FollowerReport"): 19,
     ("cdc.state.status", "CaptureStatus"): 22,
     ("cdc.state.status", "FollowerStatus"): 20,
-    ("cdc.state.status", "ViewStatus"): 17,
+    ("cdc.state.status", "ViewStatus"): 16,
 }
 """Classes that are wider today, each with its number of attributes."""
 

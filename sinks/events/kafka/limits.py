@@ -1,4 +1,4 @@
-"""What topics have refused as too long, and what follows from that. Pure.
+"""The lengths that topics have refused, and what follows from that. Pure.
 
 The broker compares a topic's ``max.message.bytes`` with a whole batch as it is compressed, so nobody can say beforehand whether an event is too long. A batch that is refused
 has either one event that alone is, or only too many. Once one was refused batches are made smaller; and events as long as the longest of it, where that is most of it, go in
@@ -15,7 +15,7 @@ _NO_LIMIT: Final = 1 << 62
 
 
 class EventLimits:
-    """Of one store's topics, as this process has met them."""
+    """The limits of one store's topics, as this process has met them."""
 
     def __init__(self, batch_bytes: int) -> None:
         self.batch_bytes = batch_bytes

@@ -86,7 +86,7 @@ class DuckTable(TargetTable):
             self.retype(name, TEXT, f"{column}::varchar")
 
     def foreseen(self, schema: TopicSchema, staged: StagedRows) -> Mapping[int, RowRefusal]:
-        """NULL where the column takes none, and what is no value of a type that somebody else has given a column."""
+        """NULL where the column takes none, and what is not a value of a type that somebody else has given a column."""
         found: dict[int, RowRefusal] = {}
         for name in schema.names:
             column, kind = f"r.{quoted(name)}", self.columns[name]
