@@ -10,8 +10,9 @@ from cdc.log.contract import LogReader
 from cdc.model.position import START, Position
 from cdc.model.selection import matches
 from cdc.settings.models import Settings
+from cdc.settings.views import VIEWS, topic_of
 from cdc.state import status, stops
-from cdc.views.marks import SCHEMA, ViewMark, producer_of, topic_of
+from cdc.views.marks import ViewMark, producer_of
 
 
 class ViewLags(Exception):
@@ -48,7 +49,7 @@ def _through(settings: Settings, log: LogReader, view: str, target: Position) ->
 def _needed(settings: Settings, log: LogReader, topic: str, target: Position) -> Position:
     """How far whoever reads the topic has to be for that."""
     schema, _, name = topic.partition(".")
-    if schema == SCHEMA and name in settings.views:
+    if schema == VIEWS and name in settings.views:
         return _through(settings, log, name, target)
     return log.last_change(topic, target)
 

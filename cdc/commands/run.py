@@ -129,12 +129,9 @@ def _view(settings: Settings, name: str, stop: threading.Event) -> int:
     from cdc.derive.declarations import declared_views
     from cdc.derive.process import run_view
     from cdc.derive.runner import StepLimits
+    from cdc.settings.views import view_named
 
-    view = settings.views.get(name)
-    if view is None:
-        raise ConfigError(
-            f"there is no view {name!r} in the configuration", hint=f"known views: {', '.join(settings.views) or 'none'}"
-        )
+    view = view_named(settings.views, name)
     declared = declared_views(settings)[name]
     return run_view(
         name,

@@ -10,7 +10,6 @@ import typer
 
 from cdc.commands.invocation import invocation, open_log
 from cdc.commands.output import console, line, print_json, seconds, size, table_of
-from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
     from cdc.log.contract import LogReader
@@ -56,15 +55,11 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what a view reads, under which key and definition, how large it is, and the SQL that it is equal to."""
-    settings = invocation(context).settings()
-    view = settings.views.get(name)
-    if view is None:
-        raise ConfigError(
-            f"there is no view {name!r} in the configuration", hint=f"known views: {', '.join(settings.views) or 'none'}"
-        )
     from cdc.derive.declarations import declared_views
-    from cdc.views.marks import topic_of
+    from cdc.settings.views import topic_of, view_named
 
+    settings = invocation(context).settings()
+    view = view_named(settings.views, name)
     declared = declared_views(settings)[name]
     with closing(open_log(settings)) as log:
         facts = _facts(settings, log, name)
@@ -77,7 +72,7 @@ def explain(
             "key": list(view.key),
             "reads": {topic: list(reads.get(topic, ())) for topic in declared.topics},
             "rows": None if own is None else _rows(log, own.name),
-            "sql": view.sql.strip(),
+            "select": view.sql.strip(),
         }
     if as_json:
         print_json(facts)
@@ -89,7 +84,7 @@ def explain(
         out.print(line(f"reads {topic}: {', '.join(columns) if columns else 'not in the log yet'}"))
     out.print(line(f"rows: {'none yet' if facts['rows'] is None else facts['rows']}; state: {size(facts['state_bytes'])}"))
     out.print(line("its rows are those of:"))
-    for text in facts["sql"].splitlines():
+    for text in facts["select"].splitlines():
         out.print(line(f"    {text}"))
 
 

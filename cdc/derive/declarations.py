@@ -14,11 +14,10 @@ from cdc.expressions.refusal import PartRefused
 from cdc.model.structure import Scalar, ScalarType
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import Settings
-from cdc.settings.views import View
+from cdc.settings.views import View, topic_of
 from cdc.views.contract import Kernel
 from cdc.views.definition import ViewDefinition, define
 from cdc.views.kernel import SqlKernel
-from cdc.views.marks import topic_of
 from cdc.views.parser import parsed_query
 from cdc.views.syntax import QuerySyntax, TableName
 

@@ -48,8 +48,7 @@ def _step(whole: pa.Table) -> int:
 
 
 def _with_op(rows: pa.Table, op: str) -> pa.Table:
-    ops = pa.array([op], pa.utf8()).take(pa.array(np.zeros(len(rows), np.int64)))
-    return rows.add_column(0, pa.field(OP, pa.utf8()), ops)
+    return rows.add_column(0, pa.field(OP, pa.utf8()), pa.repeat(op, len(rows)))
 
 
 def _with_every_column(keys: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -86,7 +85,6 @@ def difference(now: pa.Table, held: pa.Table | None, key: Sequence[str]) -> Delt
     now = topic_columns(now, None)
     if held is None or not len(held):
         return Delta(now, now.select(list(key)).slice(0, 0))
-    same_columns = set(now.column_names) & {name for name in held.column_names if name in now.column_names}
     left = now.select(list(key)).append_column("__now", pa.array(np.arange(len(now))))
     right = held.select(list(key)).cast(left.select(list(key)).schema).append_column("__held", pa.array(np.arange(len(held))))
     met = left.join(right, keys=list(key), join_type="inner")
@@ -94,7 +92,7 @@ def difference(now: pa.Table, held: pa.Table | None, key: Sequence[str]) -> Delt
     alike = np.ones(len(met), np.bool_)
     one, other = now.take(pa.array(at_now)), held.take(pa.array(at_held))
     for name in now.column_names:
-        if name not in same_columns or not one.column(name).type.equals(other.column(name).type):
+        if name not in held.column_names or not one.column(name).type.equals(other.column(name).type):
             alike[:] = False
             break
         alike &= _equal(one.column(name), other.column(name))

@@ -33,8 +33,9 @@ from cdc.log.contract import LogReader
 from cdc.model.batch import META_FIELDS
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
 from cdc.replay.state import rows_as_of
+from cdc.settings.views import topic_of
 from cdc.views.contract import Delta, Kernel, ViewRefused
-from cdc.views.marks import ViewMark, producer_of, topic_of
+from cdc.views.marks import ViewMark, producer_of
 
 MARK_S: Final = 1.0
 """A mark that brings no changes is handed over so often at most."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
+from cdc.errors import ConfigError
 from cdc.settings.strict import Strict
 
 VIEWS: Final = "views"
@@ -15,9 +16,14 @@ VIEWS: Final = "views"
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 
 
+def topic_of(view: object) -> str:
+    """The topic that a view is."""
+    return f"{VIEWS}.{view}"
+
+
 def topics_of(names: Iterable[object]) -> list[str]:
     """The topics of these views."""
-    return [f"{VIEWS}.{name}" for name in names]
+    return list(map(topic_of, names))
 
 
 def can_name_a_view(name: str) -> bool:
@@ -25,8 +31,14 @@ def can_name_a_view(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def _says_something(sql: str) -> str:
+    if not sql.strip():
+        raise ValueError("is empty; write a SELECT")
+    return sql
+
+
 class View(Strict):
-    sql: str
+    sql: Annotated[str, AfterValidator(_says_something)]
     """One SELECT over captured tables, and over other views as `views.NAME`: what the view shows, in Postgres's SQL ([views.md](views.md))."""
     key: tuple[str, ...]
     """The columns of the SELECT that tell its rows apart. They are never NULL."""
@@ -34,13 +46,6 @@ class View(Strict):
     """The most changes of its tables that one step takes, unless one transaction has more."""
     batch_bytes: int = Field(64 * 2**20, ge=1)
     """The most bytes of them."""
-
-    @field_validator("sql")
-    @classmethod
-    def _says_something(cls, sql: str) -> str:
-        if not sql.strip():
-            raise ValueError("is empty; write a SELECT")
-        return sql
 
     @field_validator("key")
     @classmethod
@@ -50,3 +55,10 @@ class View(Strict):
         for twice in (name for at, name in enumerate(key) if name in key[:at]):
             raise ValueError(f"names {twice} twice")
         return key
+
+
+def view_named(views: Mapping[str, View], name: str) -> View:
+    """Raises ConfigError where there is none."""
+    if name not in views:
+        raise ConfigError(f"there is no view {name!r} in the configuration", hint=f"known views: {', '.join(views) or 'none'}")
+    return views[name]

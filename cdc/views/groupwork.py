@@ -9,7 +9,7 @@ from cdc.views.held import schema_of
 from cdc.views.plan import GroupNode
 from cdc.views.rows import netted
 from cdc.views.state import Replacement, conformed, engine_type, quoted
-from cdc.views.work import Deltas, Maker, asked, nothing, touched, untouched
+from cdc.views.work import Deltas, Maker, asked, nothing, sliced_again
 
 
 class SignedGroups:
@@ -109,13 +109,7 @@ class SlicedGroups:
         self.schema = schema_of([*node.groups, *(one.column for one in node.aggregates)])
 
     def advance(self, deltas: Deltas) -> Replacement:
-        change = self._of.prepared(deltas)
-        if change.empty:
-            return nothing(self.schema)
-        other = untouched(self._state, self._of, change, touched(change, self._groups))
-        self._of.write(change)
-        versions = [self._rows(pa.concat_tables([other, one])) for one in (change.before, change.after)]
-        return netted(self._state, Replacement(*versions))
+        return sliced_again(self._state, self._of, deltas, self._groups, self.schema, self._rows)
 
     def _rows(self, rows: pa.Table) -> pa.Table:
         if not rows.num_rows:

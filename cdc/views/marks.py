@@ -12,14 +12,7 @@ from typing import Final, Self
 
 from cdc.model.position import Position
 
-SCHEMA: Final = "views"
-"""The first part of the name of every view's topic."""
 _MARK: Final = re.compile(r"([0-9a-f]{32})\.(\d{1,18})-(\d{1,18})(?:#(\d{1,9}))?")
-
-
-def topic_of(view: str) -> str:
-    """The topic that a view is."""
-    return f"{SCHEMA}.{view}"
 
 
 def producer_of(view: str) -> str:

@@ -32,7 +32,7 @@ from cdc.views.plan import (
 )
 from cdc.views.rows import netted
 from cdc.views.state import KeptRelation, KernelState, Replacement, conformed, quoted
-from cdc.views.work import SLICE, Deltas, KeptOperator, Maker, Operator, nothing, touched, untouched
+from cdc.views.work import SLICE, Deltas, KeptOperator, Maker, Operator, nothing, sliced_again, touched, untouched
 
 
 class Workshop:
@@ -280,13 +280,7 @@ class Numbered:
         self.key = node.key
 
     def advance(self, deltas: Deltas) -> Replacement:
-        change = self._of.prepared(deltas)
-        if change.empty:
-            return nothing(self.schema)
-        other = untouched(self._state, self._of, change, touched(change, self._partition))
-        self._of.write(change)
-        versions = [self._rows(pa.concat_tables([other, one])) for one in (change.before, change.after)]
-        return netted(self._state, Replacement(*versions))
+        return sliced_again(self._state, self._of, deltas, self._partition, self.schema, self._rows)
 
     def _rows(self, rows: pa.Table) -> pa.Table:
         if not rows.num_rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import duckdb
@@ -11,7 +11,7 @@ import pyarrow as pa
 from cdc.views.contract import Delta
 from cdc.views.held import ViewStopped
 from cdc.views.plan import Node
-from cdc.views.rows import distinct, without
+from cdc.views.rows import distinct, netted, without
 from cdc.views.state import KeptRelation, KernelState, Replacement
 
 SLICE: Final = "slice"
@@ -63,6 +63,23 @@ class Maker(Protocol):
 def untouched(state: KernelState, kept: KeptOperator, change: Replacement, slices: pa.Table) -> pa.Table:
     """The rows of these slices that the range left alone."""
     return without(state, kept.relation.of(SLICE, slices), change.before, kept.relation.key)
+
+
+def sliced_again(
+    state: KernelState,
+    kept: KeptOperator,
+    deltas: Deltas,
+    slices: Sequence[str],
+    schema: pa.Schema,
+    made: Callable[[pa.Table], pa.Table],
+) -> Replacement:
+    """The rows of all slices that the range touches, ``made`` from the slices' kept rows as of its beginning and its end."""
+    change = kept.prepared(deltas)
+    if change.empty:
+        return nothing(schema)
+    other = untouched(state, kept, change, touched(change, slices))
+    kept.write(change)
+    return netted(state, Replacement(*(made(pa.concat_tables([other, one])) for one in (change.before, change.after))))
 
 
 def nothing(schema: pa.Schema) -> Replacement:

@@ -28,7 +28,7 @@ from sinks.render.rowtext import SEPARATOR, join_key, keys, row_text
 from sinks.rowversions import history_topic, refuse
 from sinks.sql import ledger, letters, ownership
 from sinks.sql.choice import dialect_of
-from sinks.sql.dialect import SqlSession
+from sinks.sql.dialect import Dialect, SqlSession
 from sinks.sql.extent import SqlExtent
 from sinks.sql.history import HistoryWriter, history_place
 from sinks.sql.ledger import SqlLedger, TableEntry
@@ -50,7 +50,6 @@ class SqlSink:
     def __init__(self, name: str, options: Options) -> None:
         self.name = name
         self.options = options
-        self._dialect = dialect_of(options)
         self._database = self._dialect.database(name, options)
         self._reader = SqlRowReader(name, options)
         self._staging = StagedChanges(options.staged_bytes)
@@ -64,6 +63,10 @@ class SqlSink:
         self._tried: _Tried | None = None
         """What a commit would have left whose answer did not come."""
         self._refused: tuple[DeadLetter, ...] = ()
+
+    @property
+    def _dialect(self) -> Dialect:
+        return dialect_of(self.options)
 
     # --- which log, and how far ------------------------------------------------------------------------------------------------------
 

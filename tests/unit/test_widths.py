@@ -27,9 +27,6 @@ WIDE_CLASSES = {
     ("snapshots.progress", "Record"): 13,
     ("sinks.deadletters", "Letter"): 13,
     ("sinks.cache.ledger", "CacheLedger"): 13,
-    # What a writer has open, and what it has last heard of each of these.
-    ("sinks.sql.sink", "SqlSink"): 13,
-    ("sinks.events.kafka.sink", "KafkaChannel"): 13,
     ("cdc.report.shape", "CaptureReport"): 16,
     ("cdc.report.shape", "FollowerReport"): 19,
     ("cdc.state.status", "CaptureStatus"): 22,

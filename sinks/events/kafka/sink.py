@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -48,6 +48,15 @@ _SETTLES_S: Final = 5.0
 """How long what was committed, or created, may take to be seen: usually a moment."""
 
 
+@dataclass(slots=True)
+class _Failure:
+    """The first error that a message has met. ``too_long``: the longest message of those that a broker has found too long; 0: none."""
+
+    error: KafkaError
+    topic: str
+    too_long: int = 0
+
+
 class KafkaChannel(MarkedChannel):
     """See ``sinks.events.sink.Channel``. What was delivered is there once ``commit`` has returned, or the transaction before it is full."""
 
@@ -66,9 +75,7 @@ class KafkaChannel(MarkedChannel):
         """What this writer has committed last."""
         self._open = Filling()
         self._partitions: dict[str, int] = {}
-        self._failed: tuple[KafkaError, str] | None = None
-        self._too_long = 0
-        """The longest message of those that a broker has found too long."""
+        self._failed: _Failure | None = None
         self._sends_alone = False
         """What is on its way is one event by itself: that it is refused says nothing of the batches."""
 
@@ -166,23 +173,23 @@ class KafkaChannel(MarkedChannel):
         """In a transaction of their own. Returns why not, where the one event, or the first of them, is too long for the topic."""
         assert self._producer is not None
         self._sends_alone = len(events) == 1
+        topic, size = self._options.topic_of(events.column("topic")[0].as_py()), int(sizes_of(events.slice(0, 1))[0])
         try:
             self._put_all(events)
             with self._errors():
                 self._await_taken()
         except StoreError:
-            if not (self._too_long and self._sends_alone):
+            if self._failed is None or not (self._failed.too_long and self._sends_alone):
                 raise
             self._producer.purge()
-            self._failed, self._too_long, self._open = None, 0, Filling()
+            self._failed, self._open = None, Filling()
             self._start_producer(self._said)  # the same one would go on behind the numbers that the broker has not taken
-            topic, size = self._options.topic_of(events.column("topic")[0].as_py()), int(sizes_of(events)[0])
             self._limits.refused(topic, size)
             return f"it has {size} bytes with key and headers, and the topic takes no message of that length (max.message.bytes)"
         finally:
             self._sends_alone = False
         if len(events) == 1:
-            self._limits.taken(self._options.topic_of(events.column("topic")[0].as_py()), int(sizes_of(events)[0]))
+            self._limits.taken(topic, size)
         taken()
         self._commit(replace(self._writer(), progress=upto))
         return None
@@ -207,7 +214,6 @@ class KafkaChannel(MarkedChannel):
             # What it has begun ends when the next one begins, or by itself: whoever waited for the brokers here might wait long.
             self._producer.purge()
         self._producer = self._known = self._failed = None
-        self._too_long = 0
         self._open = Filling()
         self._let_go()
         self._partitions.clear()
@@ -303,18 +309,20 @@ class KafkaChannel(MarkedChannel):
                 time.sleep(0.02)  # not every broker knows of it yet
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None and self._failed is None and error.name() not in ("_PURGE_QUEUE", "_PURGE_INFLIGHT"):
-            self._failed = (error, message.topic() or "")
-        if error is not None and error.name() == "MSG_SIZE_TOO_LARGE":
-            self._too_long = max(self._too_long, len(message.value() or b"") + len(message.key() or b""))
+        if error is None or error.name() in ("_PURGE_QUEUE", "_PURGE_INFLIGHT"):
+            return
+        if self._failed is None:
+            self._failed = _Failure(error, message.topic() or "")
+        if error.name() == "MSG_SIZE_TOO_LARGE":
+            self._failed.too_long = max(self._failed.too_long, len(message.value() or b"") + len(message.key() or b""))
 
     def _refuse_failed(self) -> None:
         if self._failed is None:
             return
-        error, topic = self._failed
-        if self._too_long and not self._sends_alone:
-            self._limits.failed(topic, self._too_long)
-        raise self._brokers.refused(error, topic)
+        failed = self._failed
+        if failed.too_long and not self._sends_alone:
+            self._limits.failed(failed.topic, failed.too_long)
+        raise self._brokers.refused(failed.error, failed.topic)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
