@@ -91,7 +91,7 @@ class Pins:
             # One that has computed nothing yet begins with its sources' rows as they are then, and lacks no change.
             if view is not None and view.position:
                 pin = StorePin(f"view {name}", tuple(map(literal, view.topics)), 0)
-                reads = view.state in ("starting", "building", "following")
+                reads = view.state in ("starting", "following")
                 found.append(self._pin(settings.log, pin, view, now, log, reads=reads))
         return found
 

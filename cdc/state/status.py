@@ -22,7 +22,6 @@ from cdc.pace import slowness
 from cdc.state import jsonfile
 
 CAPTURE_STATES: Final = ("starting", "snapshot", "streaming", "retrying", "stopped", "exited")
-VIEW_STATES: Final = ("starting", "waiting", "building", "following", "stopped", "exited")
 FOLLOWER_STATES: Final = ("starting", "rebuilding", "following", "waiting", "stopped", "exited", "never started")
 PROCESS_STATES: Final = ("starting", "running", "backing-off", "stopped", "refused", "exited")
 FOREIGN: Final = "foreign"
@@ -197,7 +196,7 @@ class ViewStatus(_Told):
     view: str
     pid: int = 0
     state: str = "starting"
-    """starting | waiting (for what ``error`` says) | building (from the beginning) | following | stopped | exited"""
+    """starting (which takes as long as it is computed from the beginning) | waiting (for what ``error`` says) | following | stopped | exited"""
     stop: str | None = None
     error: str | None = None
     topics: list[str] = field(default_factory=list)
