@@ -132,7 +132,7 @@ class _QueryParser(Parser):
 
     def _with(self) -> tuple[tuple[str, QuerySyntax], ...]:
         if self.ahead("recursive"):
-            raise PartRefused(self.token.at, "WITH RECURSIVE is not kept up: one change could reach every row")
+            raise PartRefused(self.token.at, "RECURSIVE is not kept up: one change could reach every row")
         found = []
         while True:
             name = self._name("the name of a query is missing")

@@ -210,7 +210,7 @@ class _Chain:
 @pytest.mark.parametrize("seconds", STEPS)
 def test_no_version_of_a_table_goes_early(clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     expired: list[float] = []
-    place: Any = SimpleNamespace(live=dict, iceberg=SimpleNamespace(expire=lambda ms, _: expired.append(ms / 1000)))
+    place: Any = SimpleNamespace(shelves=list, iceberg=SimpleNamespace(expire=lambda ms, _: expired.append(ms / 1000)))
     options = Options(kind="iceberg", path=Path("x"), keep_snapshots_s=3600)
     made_at = time.time()
     leftovers: Any = SimpleNamespace(remove=lambda _: None)

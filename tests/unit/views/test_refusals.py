@@ -42,7 +42,7 @@ REFUSED: Final = [
     ("SELECT o.id FROM orders o JOIN items i ON o.id > i.order_id", "line 1, column 27", "without an equality", "a.x = b.x"),
     ("SELECT o.id FROM orders o NATURAL JOIN items i", "line 1, column 27", "NATURAL JOIN", "a.x = b.x"),
     ("SELECT o.id FROM orders o, LATERAL (SELECT 1) x", "line 1, column 26", "a comma in FROM", "JOIN"),
-    ("WITH RECURSIVE x AS (SELECT id FROM orders) SELECT id FROM x", "line 1, column 6", "WITH RECURSIVE is not kept up", ""),
+    ("WITH RECURSIVE x AS (SELECT id FROM orders) SELECT id FROM x", "line 1, column 6", "RECURSIVE is not kept up", ""),
     ("SELECT id FROM orders UNION SELECT id FROM orders", "line 1, column 23", "UNION without ALL", "UNION ALL with a column"),
     ("SELECT id FROM orders EXCEPT SELECT id FROM orders", "line 1, column 23", "EXCEPT is not kept up", "LEFT JOIN"),
     ("SELECT id FROM orders INTERSECT SELECT id FROM orders", "line 1, column 23", "INTERSECT is not kept up", "JOIN"),
