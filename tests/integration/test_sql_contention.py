@@ -144,7 +144,7 @@ def test_a_stricter_isolation_by_default_changes_nothing(lab: Lab, postgres: Dat
 
 
 def test_a_failure_to_serialize_is_tried_again(lab: Lab, postgres: Database) -> None:
-    """Such as a trigger of somebody's raises, or a database that knows nothing less."""
+    """Such as a trigger of somebody's raises, whose words are repeated nowhere."""
     sink = lab.opened()
     step(lab, sink, *FIRST)
     with postgres.connect() as owner:
@@ -153,7 +153,7 @@ def test_a_failure_to_serialize_is_tried_again(lab: Lab, postgres: Database) -> 
             raise exception 'could not serialize access' using errcode = '40001'; end $$"""
         )
         owner.execute("create trigger unlucky after update on public.orders execute function public.unlucky()")
-        refused(lab, sink, state="could not serialize access")
+        refused(lab, sink, state="SQLSTATE 40001")
         owner.execute("drop trigger unlucky on public.orders")
     goes_on(lab)
 
