@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ from tests.rediscluster import RedisCluster
 SEED_VARIABLE = "HEADWATER_SEED"
 # Every process that the tests start inherits this mark, by which the last check finds those that are left.
 _RUN_VARIABLE = "HEADWATER_TEST_RUN"
+_WHOLE_VARIABLE = "HEADWATER_WHOLE_SUITE"
 _VERSIONS = (15, 16, 17, 18)
 _MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 8 * 2**30
@@ -58,6 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         _work_in_memory()
         os.environ[_RUN_VARIABLE] = uuid.uuid4().hex
+        if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+            os.environ[_WHOLE_VARIABLE] = "1"  # xdist gives its workers the folders by name
         os.environ.setdefault(SEED_VARIABLE, str(random.SystemRandom().randrange(2**32)))
     if config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(_run_seed())
@@ -109,13 +113,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_out_what_is_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests are asked for by `make faults` alone."""
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    for item in slow:
+    """Slow tests are asked for by `make faults` alone. Of those that are sampled, a run of the whole suite takes its share, which its seed
+    chooses; `make faults`, and whoever names a test, has them all."""
+    slow = {item for item in items if item.get_closest_marker("slow")}
+    sampled = [(item, mark.args[0]) for item in items if (mark := item.get_closest_marker("sampled"))]
+    for item in (*slow, *(item for item, _ in sampled)):
         item.add_marker(pytest.mark.faults)
-    if slow and "HEADWATER_FAULTS" not in os.environ:
+    if "HEADWATER_FAULTS" in os.environ:
+        return
+    if _WHOLE_VARIABLE in os.environ:
+        slow |= {item for item, share in sampled if zlib.crc32(f"{_run_seed()} {item.nodeid}".encode()) % share}
+    if slow:
         items[:] = [item for item in items if item not in slow]
-        config.hook.pytest_deselected(items=slow)
+        config.hook.pytest_deselected(items=list(slow))
 
 
 def _name_the_group(item: pytest.Item) -> None:

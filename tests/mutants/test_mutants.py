@@ -69,6 +69,7 @@ def test_every_bug_has_its_place() -> None:
     assert {what: number for what, number in found.items() if number != 1} == {}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "mutant",
