@@ -47,8 +47,8 @@ STORES: Final = {
     "live-cost": ("--reference none --runs 1 --seconds 1 --rates 0 20 --rows 200", {"idle_core", "pss_mb"}),
 }
 """These start OpenSearch and Spark by themselves, one after the other …"""
-LONG: Final = {"latency", "live-cost"}
-"""… and these all stores at once, for most of a minute each."""
+LONG: Final = {"latency", "live-cost", "backlog", "audit"}
+"""… and these take most of a minute and more."""
 
 
 @pytest.mark.parametrize("name", TOYS)

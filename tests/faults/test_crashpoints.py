@@ -68,7 +68,7 @@ def test_notation() -> None:
             Armed.parse(wrong)
 
 
-@pytest.mark.faults
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("point", "kind"), every_kind(points.of("capture")))
 def test_capture(
     point: str, kind: CrashKind, fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path, seed: int
@@ -109,7 +109,7 @@ def rewrite_until(one: Lab, reached: Callable[[], bool], point: str) -> None:
         assert time.monotonic() < deadline, f"{point} was not reached\n{one.told}"
 
 
-@pytest.mark.faults
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("point", "kind"), every_kind(points.of("compaction")))
 def test_compaction(
     point: str, kind: CrashKind, fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path, seed: int
@@ -130,7 +130,7 @@ def test_compaction(
     counters.add("crash points", str(kind))
 
 
-@pytest.mark.faults
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("point", "kind"), every_kind(points.of("tier")))
 def test_tier(
     point: str, kind: CrashKind, fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path, seed: int
@@ -280,7 +280,7 @@ def follow_through_a_fault(
     counters.add("crash points", str(kind))
 
 
-@pytest.mark.faults
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("point", "kind"), every_kind(points.of("cache")))
 def test_cache(point: str, kind: CrashKind, written: Written, nursery: Nursery, valkey: Cache, tmp_path: Path) -> None:
     store = {"kind": "redis", "url": valkey.url, "batch_rows": 40}
@@ -380,7 +380,7 @@ def test_a_search_index_built_again(
 # The parts around them
 
 
-@pytest.mark.faults
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("point", points.of("stops"))
 def test_stop_states(
