@@ -151,13 +151,13 @@ class _StoreWork:
         """Begins again with the store opened once more, while it says "later", as an index does whose shard is not there yet."""
         chance, failed = random.Random(), 0
         while True:
-            with _opened(self.settings, self.name, self.log) as sink:
-                try:
+            try:
+                with _opened(self.settings, self.name, self.log) as sink:
                     return use(sink, _caught_up(self.settings, self.log, sink, self.timeout_s))
-                except StoreError as error:
-                    failed += 1
-                    if not error.retryable or failed == ATTEMPTS_MAX:
-                        raise
+            except StoreError as error:
+                failed += 1
+                if not error.retryable or failed == ATTEMPTS_MAX:
+                    raise
             time.sleep(backoff_s(failed - 1, chance))
 
 

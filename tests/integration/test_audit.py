@@ -707,16 +707,26 @@ def test_a_store_that_lags_is_waited_for_and_then_named(postgres: Database, tmp_
 
 
 @pytest.mark.usefixtures("source")
-def test_a_store_that_says_later_is_asked_again(postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    twin = f"later-{postgres.name.replace('_', '-')}"
+@pytest.mark.parametrize("moment", ["opened", "read"])
+def test_a_store_that_says_later_is_asked_again(
+    moment: str, postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = f"later-{moment}-{postgres.name.replace('_', '-')}"
     settings = settings_of(postgres, tmp_path, {twin: {"kind": "memory"}})
     answers: list[StoreError] = []
 
-    def answer(_: Sink) -> None:
+    def answer(*_: object) -> None:
         if answers:
             raise answers.pop()
 
-    monkeypatch.setattr(MemorySink, "make_visible", answer)
+    def make(store: str, options: Any) -> Sink:
+        answer()
+        return make_sink(store, options)
+
+    if moment == "read":
+        monkeypatch.setattr(MemorySink, "make_visible", answer)
+    else:
+        monkeypatch.setattr("cdc.audit.stores.make_sink", make)
     with service(settings):
         answers += [StoreError("no shard yet", retryable=True)] * 2
         [result] = audit(settings, timeout_s=CATCH_UP_S)
