@@ -101,5 +101,8 @@ class WholeKernel:
         sources = self._sources if self._next is None else self._next[1]
         return pa.Table.from_pylist([row for _, row in sorted(self._output(sources).items())], self._view.schema)
 
+    def kept_rows(self) -> int:
+        return sum(map(len, self._sources.values()))
+
     def close(self) -> None:
         pass
