@@ -9,12 +9,14 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from cdc.derive.inforce import ViewWaits
 from cdc.derive.ports import DeclaredView
 from cdc.derive.reporter import ViewReporter
 from cdc.derive.runner import Around, Halted, StepLimits, ViewRunner
 from cdc.derive.statefolder import FOLDER, StateFolder, StateHeld
-from cdc.errors import HeadwaterError, Stopped
+from cdc.errors import HeadwaterError, Stopped, StopState
 from cdc.log.contract import LogReader
 from cdc.log.home import open_reader
 from cdc.state import status, stops
@@ -25,8 +27,10 @@ PUMP_S: Final = 0.01
 REST_S_MAX: Final = 0.03
 """After a step that took t, the next one comes t later, and this at most: so what a small group costs is shared by more changes."""
 
+_log = structlog.get_logger("views")
 
-def _keep_up(runner: ViewRunner, log: LogReader, report: ViewReporter, stop: threading.Event) -> None:
+
+def keep_up(runner: ViewRunner, log: LogReader, report: ViewReporter, stop: threading.Event) -> None:
     """Takes a step whenever the log has more, until it is asked to end."""
     waits = False
     while not stop.is_set():
@@ -61,8 +65,9 @@ def run_view(
 ) -> int:
     """Keeps the view up until ``stop`` is set; returns 0. Raises Stopped, which is recorded, and HeadwaterError."""
     part = status.view_part(name)
+    try_again_if_changed(run_dir, name, declared)
     stops.check(run_dir, part)
-    report = ViewReporter(run_dir, name, list(declared.topics))
+    report = ViewReporter(run_dir, name, declared)
     with ExitStack() as stack:
         stack.enter_context(_said(report, run_dir, part))
         folder = stack.enter_context(_folder(log_dir, name, report, stop))
@@ -74,10 +79,21 @@ def run_view(
         report.measures(folder)
         try:
             if _begin(runner, report, stop):
-                _keep_up(runner, log, report, stop)
+                keep_up(runner, log, report, stop)
         except Halted:
             pass
     return 0
+
+
+def try_again_if_changed(run_dir: Path, name: str, declared: DeclaredView) -> None:
+    """A view that was refused is not held by that where the configuration says another thing of it since."""
+    part = status.view_part(name)
+    saved, stop = status.read_view(run_dir, name), stops.held_by(run_dir, part)
+    if saved is None or stop is None or stop.state is not StopState.VIEW_REFUSED or not saved.declaration:
+        return
+    if saved.declaration != declared.declaration:
+        stops.clear(run_dir, stop.name)
+        _log.info(f"view {name} is tried again, as its definition has changed since it was refused", facts={"view": name})
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 
+from cdc.derive.ports import DeclaredView
 from cdc.derive.runner import ViewRunner
 from cdc.derive.statefolder import StateFolder
 from cdc.pace import Rate
@@ -25,10 +26,10 @@ _log = structlog.get_logger("views")
 class ViewReporter:
     """The view's status file, kept current."""
 
-    def __init__(self, run_dir: Path, view: str, topics: list[str]) -> None:
+    def __init__(self, run_dir: Path, view: str, declared: DeclaredView) -> None:
         before = status.read_view(run_dir, view)
         self._run_dir = run_dir
-        self._status = status.ViewStatus(view, os.getpid(), topics=topics)
+        self._status = status.ViewStatus(view, os.getpid(), topics=list(declared.topics), declaration=declared.declaration)
         if before is not None:
             self._status.position, self._status.moved_at = before.position, before.moved_at
             self._status.commit_ts_us, self._status.commit_lsn = before.commit_ts_us, before.commit_lsn

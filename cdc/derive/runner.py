@@ -35,6 +35,7 @@ from cdc.model.batch import META_FIELDS
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
 from cdc.replay.state import rows_as_of
 from cdc.settings.views import topic_of
+from cdc.state import status
 from cdc.views.contract import Delta, Kernel, ViewRefused
 from cdc.views.marks import ViewMark, producer_of
 
@@ -285,8 +286,16 @@ class ViewRunner:
             raise self._refused(refused) from None
 
     def _refused(self, refused: HeadwaterError) -> Stopped:
-        helps = refused.hint or f"correct [views.{self.name}], restart cdc run, then cdc resume VIEW_REFUSED"
-        return Stopped(StopState.VIEW_REFUSED, f"view {self.name}: {refused}", hint=helps)
+        """Names the view once, and both ways on: a view that is defined otherwise is tried again by itself."""
+        named = f"view {self.name}"
+        message = str(refused) if str(refused).startswith(named) else f"{named}: {refused}"
+        ways = f"{refused.hint}; " if refused.hint else ""
+        helps = f"{ways}{self._ways_on}"
+        return Stopped(StopState.VIEW_REFUSED, message, hint=helps)
+
+    @property
+    def _ways_on(self) -> str:
+        return f"with another [views.{self.name}] restart cdc run, else cdc resume VIEW_REFUSED:{status.view_part(self.name)}"
 
     def _groups(self, output: Delta) -> list[list[pa.RecordBatch]]:
         if output.emptied:
@@ -348,8 +357,7 @@ class ViewRunner:
             raise Stopped(
                 StopState.VIEW_REFUSED,
                 f"view {self.name} cannot go on as {self.topic}: {why}",
-                hint=f"give the new definition another name than [views.{self.name}], or take the change back; restart cdc run, "
-                "then cdc resume VIEW_REFUSED",
+                hint=f"give the new definition another name than [views.{self.name}], or take the change back; {self._ways_on}",
             )
 
     def _load(self, kernel: Kernel, cut: Position) -> None:

@@ -202,6 +202,8 @@ class ViewStatus(_Told):
     error: str | None = None
     topics: list[str] = field(default_factory=list)
     """The topics that it reads."""
+    declaration: str = ""
+    """Stands for what the configuration said of it when the process began."""
     position: int = 0
     """Up to here its rows in the log, or on their way into it, show what these topics had."""
     commit_lsn: int = 0

@@ -36,6 +36,10 @@ class WholeView:
         return list(self.reads)
 
     @property
+    def declaration(self) -> str:
+        return self.name
+
+    @property
     def identity(self) -> str:
         return self.name
 
