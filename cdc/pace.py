@@ -39,3 +39,21 @@ def slowness() -> float:
     except OSError:
         return 1.0
     return min(SLOWEST, max(1.0, waiting / (os.cpu_count() or 1)))
+
+
+class Rate:
+    """Rows per second over the last few commits: at least over ``WINDOW_S``, however far apart they come."""
+
+    WINDOW_S: Final = 10.0
+
+    def __init__(self, now: float) -> None:
+        self._seen: list[tuple[float, int]] = [(now, 0)]
+
+    def per_s(self, rows: int, now: float) -> float:
+        """``rows``: all since the beginning."""
+        if rows != self._seen[-1][1]:
+            self._seen.append((now, rows))
+        while len(self._seen) > 1 and now - self._seen[1][0] >= self.WINDOW_S:
+            del self._seen[0]
+        began, before = self._seen[0]
+        return round((rows - before) / max(now - began, 1.0), 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -17,12 +17,14 @@ from cdc.commands.output import budget_lasts, console, line, moment, print_json,
 from cdc.terminal import counted, visible
 
 if TYPE_CHECKING:
-    from cdc.report.shape import CaptureReport, FollowerReport, GenerationReport, Report, SourceReport
+    from cdc.report.shape import CaptureReport, FollowerReport, GenerationReport, Report, SourceReport, ViewReport
 
 WIDE_COLUMNS: Final = 120
 _WIDE: Final = ("store", "kind", "state", ">position", ">behind", ">bytes", ">seconds", ">rows/s", ">written", ">set aside")
 _NARROW: Final = ("store", "state", ">behind", ">seconds", ">rows/s", ">set aside")
 """Where there is no room for more; the rest is in --json and on the page."""
+_WIDE_VIEWS: Final = ("view", "state", ">position", ">behind", ">seconds", ">taken/s", ">written/s", ">rows kept", ">bytes kept")
+_NARROW_VIEWS: Final = ("view", "state", ">behind", ">seconds", ">rows kept", ">bytes kept")
 _WATCH_S: Final = 1.0
 
 
@@ -68,8 +70,7 @@ def _shown(report: Report, width: int | None) -> RenderableType:
     if width is None:
         return Text("\n".join(map(visible, lines(report))))
     wide = width >= WIDE_COLUMNS
-    heads = _WIDE if wide else _NARROW
-    rows = [[cell for head, cell in zip(_WIDE, _cells(follower), strict=True) if head in heads] for follower in report.followers]
+    stores = _picked("stores", _WIDE, _WIDE if wide else _NARROW, map(_cells, report.followers))
     return Group(
         *(_indented(one) for one in (_source_line(report.source), _capture_line(report.capture), _log_line(report))),
         *(
@@ -82,10 +83,21 @@ def _shown(report: Report, width: int | None) -> RenderableType:
             )
         ),
         Text(""),
-        table_of("stores", heads, rows),
+        *((view_table(report.views, width), Text("")) if report.views else ()),
+        stores,
         *(_indented(f"! {problem}", "red") for problem in report.problems),
         *(_indented(f"· {note}") for note in report.notes),
     )
+
+
+def _picked(title: str, known: Sequence[str], heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table of these columns of the ``known`` ones."""
+    return table_of(title, heads, [[cell for head, cell in zip(known, row, strict=True) if head in heads] for row in rows])
+
+
+def view_table(views: Sequence[ViewReport], width: int) -> Table:
+    """The views, for a terminal of this many columns."""
+    return _picked("views", _WIDE_VIEWS, _WIDE_VIEWS if width >= WIDE_COLUMNS else _NARROW_VIEWS, map(_view_cells, views))
 
 
 def _indented(text: str, style: str = "") -> Table:
@@ -104,6 +116,7 @@ def lines(report: Report) -> Iterator[str]:
     yield _capture_line(report.capture)
     yield from _snapshot_lines(report.capture)
     yield _log_line(report)
+    yield from map(view_line, report.views)
     for follower in report.followers:
         lag = follower.lag
         behind = f"{counted(lag.changes, 'change')}, {size(lag.bytes)}, {seconds(lag.seconds)} behind" if lag else "has not begun"
@@ -117,6 +130,17 @@ def lines(report: Report) -> Iterator[str]:
         yield f"! {problem}"
     for note in report.notes:
         yield f"· {note}"
+
+
+def view_line(view: ViewReport) -> str:
+    """How far a view is, what it does, and how large its state is."""
+    lag, step = view.lag, view.step
+    behind = f"{counted(lag.changes, 'change')}, {size(lag.bytes)}, {seconds(lag.seconds)} behind" if lag else "has not begun"
+    last = f", last step {seconds(step.seconds)} for {counted(step.taken, 'change')}" if step else ""
+    return (
+        f"view {view.view}: {_state(view)} at {view.position}, {behind}, {view.taken_per_s:.0f}/s taken, {view.written_per_s:.0f}/s written, "
+        f"{counted(view.state_rows, 'row')} and {size(view.state_bytes)} of state{last}"
+    )
 
 
 def _loading_lines(report: Report) -> Iterator[str]:
@@ -178,7 +202,27 @@ def _cells(follower: FollowerReport) -> tuple[str, ...]:
     )
 
 
-def _state(part: FollowerReport | CaptureReport) -> str:
+def _view_cells(view: ViewReport) -> tuple[str, ...]:
+    lag = view.lag
+    behind = (str(lag.changes), seconds(lag.seconds)) if lag else ("-", "-")
+    return (
+        view.view,
+        _state(view),
+        str(view.position),
+        *behind,
+        f"{view.taken_per_s:.0f}",
+        f"{view.written_per_s:.0f}",
+        str(view.state_rows),
+        size(view.state_bytes),
+    )
+
+
+def view_state(view: ViewReport) -> str:
+    """One or two words."""
+    return _state(view)
+
+
+def _state(part: FollowerReport | CaptureReport | ViewReport) -> str:
     return part.stop or (part.state if part.alive or part.state in ("exited", "never started") else f"dead (was {part.state})")
 
 

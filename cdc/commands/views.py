@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
 
 from cdc.commands.invocation import invocation, open_log
-from cdc.commands.output import console, line, print_json, seconds, size, table_of
+from cdc.commands.output import console, line, print_json, seconds, size
+from cdc.commands.status import view_line, view_state, view_table
+from cdc.terminal import counted
 
 if TYPE_CHECKING:
     from cdc.log.contract import LogReader
+    from cdc.report.shape import ViewReport
     from cdc.settings.models import Settings
+
+AGAIN_S: Final = 1.0
 
 app = typer.Typer(help="Views: topics that are computed from other topics.", invoke_without_command=True)
 
@@ -23,27 +31,23 @@ def views(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the views: state, position, how far behind their tables, how fresh, and the size of their state."""
+    """List the views: state, position, how far behind their tables, what they do, and the size of their state."""
     if context.invoked_subcommand is not None:
         return
     settings = invocation(context).settings()
     with closing(open_log(settings)) as log:
-        found = [_facts(settings, log, name) for name in settings.views]
-    if as_json:
-        print_json({"views": found})
-        return
+        found = _reports(settings, log)
+        if as_json:
+            print_json({"views": [_json(settings, log, one) for one in found]})
+            return
     out = console()
-    rows = [
-        [one["view"], one["state"], str(one["position"]), str(one["behind"]), _fresh(one), size(one["state_bytes"])]
-        for one in found
-    ]
-    if out.is_terminal:
-        out.print(table_of("views", ("view", "state", ">position", ">behind", ">shows", ">state"), rows))
-    for name, state, position, behind, fresh, large in [] if out.is_terminal else rows:
-        out.print(line(f"view {name}: {state} at {position}, {behind} behind, {fresh}, state {large}"))
+    if out.is_terminal and found:
+        out.print(view_table(found, out.width))
+    for one in [] if out.is_terminal else found:
+        out.print(line(view_line(one)))
     for one in found:
-        if one["error"]:
-            out.print(line(f"! view {one['view']}: {one['error']}"))
+        if why := _trouble(settings, one):
+            out.print(line(f"! view {one.view}: {why}"))
     if not found:
         out.print(line("the configuration has no views"))
 
@@ -62,12 +66,12 @@ def explain(
     view = view_named(settings.views, name)
     declared = declared_views(settings)[name]
     with closing(open_log(settings)) as log:
-        facts = _facts(settings, log, name)
+        [report] = _reports(settings, log, name)
         known = {topic.name: topic for topic in log.topics()}
         schemas = {topic: known[topic].schema for topic in declared.topics if topic in known}
         reads = declared.bind(schemas).reads if len(schemas) == len(declared.topics) else {}
         own = known.get(topic_of(name))
-        facts |= {
+        facts = _json(settings, log, report) | {
             "topic": topic_of(name),
             "key": list(view.key),
             "reads": {topic: list(reads.get(topic, ())) for topic in declared.topics},
@@ -79,13 +83,77 @@ def explain(
         return
     out = console()
     out.print(line(f"view {name} is topic {facts['topic']}, by its key {', '.join(view.key)}"))
-    out.print(line(f"{facts['state']} at {facts['position']}, {facts['behind']} behind; {_fresh(facts)}"))
+    out.print(line(f"{view_state(report)} at {report.position}, {_fresh(report)}"))
+    if why := _trouble(settings, report):
+        out.print(line(f"! {why}"))
     for topic, columns in facts["reads"].items():
-        out.print(line(f"reads {topic}: {', '.join(columns) if columns else 'not in the log yet'}"))
-    out.print(line(f"rows: {'none yet' if facts['rows'] is None else facts['rows']}; state: {size(facts['state_bytes'])}"))
+        missing = "its columns are known once all of these are in the log" if topic in known else "not in the log yet"
+        out.print(line(f"reads {topic}: {', '.join(columns) if columns else missing}"))
+    out.print(line(f"held by: {', '.join(report.stores) or 'no store'}"))
+    state = f"{counted(report.state_rows, 'row')}, {size(report.state_bytes)}"
+    out.print(line(f"rows: {'none yet' if facts['rows'] is None else facts['rows']}; state: {state}"))
     out.print(line("its rows are those of:"))
     for text in facts["select"].splitlines():
         out.print(line(f"    {text}"))
+
+
+@app.command()
+def top(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="The view's name in the configuration; without one, all.")] = None,
+) -> None:
+    """Watch what views do: rate, lag, rows of their state, and what the last step cost. Again every second, until Ctrl-C."""
+    from cdc.report.currentlog import CurrentLog
+    from cdc.settings.views import view_named
+
+    settings = invocation(context).settings()
+    if name is not None:
+        view_named(settings.views, name)
+    log = CurrentLog(open_log(settings), settings.log.dir)
+    out = console()
+
+    def look() -> list[ViewReport]:
+        with log.looked_at() as reader:
+            return _reports(settings, reader, name)
+
+    if not out.is_terminal:
+        while True:
+            for one in look():
+                out.print(line(view_line(one)))
+            out.file.flush()
+            time.sleep(AGAIN_S)
+    with Live(console=out, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(_screen(settings, look(), out.width), refresh=True)
+            time.sleep(AGAIN_S)
+
+
+def _screen(settings: Settings, found: list[ViewReport], width: int) -> RenderableType:
+    """What a terminal of this many columns shows of the views."""
+    steps = [
+        f"last step of {one.view}: {seconds(one.step.seconds)}, {counted(one.step.taken, 'change')} in, {counted(one.step.written, 'change')} out"
+        for one in found
+        if one.step is not None
+    ]
+    wrong = [f"! view {one.view}: {why}" for one in found if (why := _trouble(settings, one))]
+    return Group(view_table(found, width), *map(line, steps), *(line(one, "red") for one in wrong))
+
+
+def _reports(settings: Settings, log: LogReader, name: str | None = None) -> list[ViewReport]:
+    """This view's, or all views'."""
+    from cdc.report.views import view_report
+    from cdc.state import status
+
+    names = list(settings.views) if name is None else [name]
+    head, now = log.head(), time.time()
+    return [view_report(settings, one, status.read_view(settings.run_dir, one), log, head, now) for one in names]
+
+
+def _json(settings: Settings, log: LogReader, report: ViewReport) -> dict[str, Any]:
+    """The report's facts, what stops the view, and what the log says that it shows."""
+    from cdc.client.throughviews import reflected_by
+
+    return asdict(report) | {"error": _trouble(settings, report), "reflected": int(reflected_by(log, report.view))}
 
 
 def _rows(log: LogReader, topic: str) -> int:
@@ -95,32 +163,16 @@ def _rows(log: LogReader, topic: str) -> int:
     return sum(map(len, rows_as_of(log, topic, log.head().position)))
 
 
-def _facts(settings: Settings, log: LogReader, name: str) -> dict[str, Any]:
-    from cdc.client.throughviews import reflected_by
-    from cdc.log.contract import left_between
-    from cdc.model.position import Position
-    from cdc.model.selection import literal
+def _trouble(settings: Settings, report: ViewReport) -> str | None:
+    """Why the view does not go on, with what helps where it waits for an operator."""
     from cdc.state import status, stops
 
-    saved = status.read_view(settings.run_dir, name) or status.ViewStatus(name, state="never started")
-    stop = stops.held_by(settings.run_dir, status.view_part(name))
-    state = saved.state if status.alive(saved.pid) or saved.state in ("never started", "stopped") else "does not run"
-    at, head = Position(saved.position), log.head()
-    left = left_between(log, [literal(one) for one in saved.topics], at, head.position) if saved.topics else []
-    age_s = None if not saved.commit_ts_us else max(0.0, time.time() - saved.commit_ts_us / 1e6)
-    return {
-        "view": name,
-        "state": "stopped" if stop is not None else state,
-        "error": stop.error().line() if stop is not None else saved.error,
-        "position": saved.position,
-        "behind": sum(piece.rows for piece in left),
-        "reflected": int(reflected_by(log, name)),
-        "seconds": 0.0 if not left and saved.position else age_s,
-        "state_bytes": saved.state_bytes,
-    }
+    stop = stops.held_by(settings.run_dir, status.view_part(report.view))
+    return report.error if stop is None else stop.error().line()
 
 
-def _fresh(one: dict[str, Any]) -> str:
-    if one["seconds"] is None:
+def _fresh(report: ViewReport) -> str:
+    lag = report.lag
+    if lag is None or not report.position:
         return "shows nothing yet"
-    return "up to date" if not one["behind"] else f"as of {seconds(one['seconds'])} ago"
+    return "up to date" if not lag.changes else f"{counted(lag.changes, 'change')} behind, as of {seconds(lag.seconds)} ago"

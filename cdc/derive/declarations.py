@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
@@ -91,6 +93,11 @@ class SqlView:
     name: str
     view: View
     topics: tuple[str, ...]
+
+    @property
+    def declaration(self) -> str:
+        said = json.dumps([self.view.sql, list(self.view.key)])
+        return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
     def bind(self, schemas: Mapping[str, TopicSchema]) -> BoundView:
         return BoundSql(define(self.name, self.view.sql, self.view.key, schemas), self.name)

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import Stopped, StopState
-from cdc.inbox.definition import JSONB
+from cdc.inbox.definition import JSONB, table_for
 from cdc.inbox.rowchecks import DELETE, UPSERT
 from cdc.inbox.rows import topic_columns
 from cdc.model.batch import EXACT, OP
+from cdc.model.table import Table
 from cdc.views.contract import Delta
 
 MAX_ROWS: Final = 200_000
@@ -45,6 +46,11 @@ def _step(whole: pa.Table) -> int:
         return 1
     each = whole.nbytes / len(whole)
     return max(1, min(MAX_ROWS, int(MAX_BYTES / max(each, 1.0))))
+
+
+def topic_table(topic: str, rows: pa.Table, key: Sequence[str], json: Collection[str] = ()) -> Table:
+    """The topic's definition as rows of these columns bring it."""
+    return table_for(topic, list(_as_topic(rows.slice(0, 0), json).schema), key)
 
 
 def _with_op(rows: pa.Table, op: str) -> pa.Table:

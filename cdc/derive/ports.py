@@ -18,6 +18,11 @@ class DeclaredView(Protocol):
         """The topics that it reads, each once."""
         ...
 
+    @property
+    def declaration(self) -> str:
+        """Stands for all that ``cdc.toml`` says of it: where it is another, so is the view."""
+        ...
+
     def bind(self, schemas: Mapping[str, TopicSchema]) -> BoundView:
         """The view over these topics as they are defined. Raises ViewRefused, ConfigError."""
         ...

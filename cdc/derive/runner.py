@@ -22,18 +22,20 @@ from cdc.crashpoint import crashpoint
 from cdc.derive.course import Decision, KernelFacts, ViewCourse, decide
 from cdc.derive.inforce import ViewInForce, ViewWaits, in_force
 from cdc.derive.netrange import Redefined, loaded, net
-from cdc.derive.pieces import difference, pieces
+from cdc.derive.pieces import difference, pieces, topic_table
 from cdc.derive.ports import DeclaredView
 from cdc.derive.statefolder import StateFolder
 from cdc.derive.viewstate import ViewState
 from cdc.derive.wholeness import lacking
 from cdc.errors import HeadwaterError, PositionGone, Stopped, StopState
+from cdc.inbox.definition import refuses
 from cdc.inbox.handover import Handover, HandoverDeadline
 from cdc.log.contract import LogReader
 from cdc.model.batch import META_FIELDS
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
 from cdc.replay.state import rows_as_of
 from cdc.settings.views import topic_of
+from cdc.state import status
 from cdc.views.contract import Delta, Kernel, ViewRefused
 from cdc.views.marks import ViewMark, producer_of
 
@@ -69,6 +71,14 @@ class StepLimits:
     bytes: int = 64 * 2**20
 
 
+@dataclass(slots=True)
+class StepCounts:
+    """``taken``: changes of the view's topics that were taken in. ``written``: changes of its own that were handed over."""
+
+    taken: int = 0
+    written: int = 0
+
+
 class ViewRunner:
     """One view's. For one thread.
 
@@ -89,8 +99,8 @@ class ViewRunner:
         self._again_at_head = False
         self.at = START
         """Up to here the view's rows in the log, or on their way into it, show what its sources had."""
-        self.written = 0
-        """Changes handed over by this process."""
+        self.counts = StepCounts()
+        """Of this process."""
         self.why = ""
         """Why the view was computed from the beginning, if it was."""
 
@@ -269,14 +279,23 @@ class ViewRunner:
         return found
 
     def _advance(self, deltas: Mapping[str, Delta], to: Position) -> Delta:
+        self.counts.taken += sum(delta.rows.num_rows + delta.gone.num_rows for delta in deltas.values())
         try:
             return self._state.kernel.advance(deltas, to)
         except HeadwaterError as refused:  # such as a value that the view has no exact answer for
             raise self._refused(refused) from None
 
     def _refused(self, refused: HeadwaterError) -> Stopped:
-        helps = refused.hint or f"correct [views.{self.name}], restart cdc run, then cdc resume VIEW_REFUSED"
-        return Stopped(StopState.VIEW_REFUSED, f"view {self.name}: {refused}", hint=helps)
+        """Names the view once, and both ways on: a view that is defined otherwise is tried again by itself."""
+        named = f"view {self.name}"
+        message = str(refused) if str(refused).startswith(named) else f"{named}: {refused}"
+        ways = f"{refused.hint}; " if refused.hint else ""
+        helps = f"{ways}{self._ways_on}"
+        return Stopped(StopState.VIEW_REFUSED, message, hint=helps)
+
+    @property
+    def _ways_on(self) -> str:
+        return f"with another [views.{self.name}] restart cdc run, else cdc resume VIEW_REFUSED:{status.view_part(self.name)}"
 
     def _groups(self, output: Delta) -> list[list[pa.RecordBatch]]:
         if output.emptied:
@@ -291,7 +310,7 @@ class ViewRunner:
             self._handover.give(
                 (mark if last else mark.part(number)).text, self.topic, tuple(self._bound.view.key), batches, deadline
             )
-            self.written += sum(map(len, batches))
+            self.counts.written += sum(map(len, batches))
             self._marked_at = self._around.clock.monotonic()
             crashpoint("derive.group_taken")
 
@@ -314,7 +333,9 @@ class ViewRunner:
         assert lineage is not None
         self._state.begin_again(KernelFacts(self._bound.digest, lineage.log, lineage.history, loading=True))
         crashpoint("derive.cleared")
-        self._load(self._state.open(self._bound), cut)
+        kernel = self._state.open(self._bound)
+        self._refuse_other_shape(kernel.rows())
+        self._load(kernel, cut)
         crashpoint("derive.loaded")
         self._state.note(loading=False)
         crashpoint("derive.whole")
@@ -323,9 +344,21 @@ class ViewRunner:
             "view": self.name,
             "position": cut,
             "seconds": round(self._around.clock.monotonic() - began, 3),
-            "changes": self.written,
+            "changes": self.counts.written,
         }
         _log.info(f"view {self.name} was computed from the beginning: {why}", facts=facts)
+
+    def _refuse_other_shape(self, rows: pa.Table) -> None:
+        """Raises Stopped where the topic, as it is in the log, cannot go on with rows of these columns and with this key."""
+        known = next((topic.table for topic in self._log.topics() if topic.name == self.topic), None)
+        view = self._bound.view
+        why = None if known is None else refuses(known, topic_table(self.topic, rows, view.key, view.json))
+        if why is not None:
+            raise Stopped(
+                StopState.VIEW_REFUSED,
+                f"view {self.name} cannot go on as {self.topic}: {why}",
+                hint=f"give the new definition another name than [views.{self.name}], or take the change back; {self._ways_on}",
+            )
 
     def _load(self, kernel: Kernel, cut: Position) -> None:
         """In pieces, each of which is as good as a change of the log. Between them the state is no cut's; it is not used before the last."""
@@ -375,6 +408,10 @@ class ViewRunner:
     def rows(self) -> pa.Table:
         """The whole view as of its last step."""
         return self._state.kernel.rows()
+
+    def kept_rows(self) -> int:
+        """The rows of its state."""
+        return self._state.kernel.kept_rows()
 
     def reflects(self) -> tuple[Lsn, int]:
         """The source's last commit that the view shows: its LSN and its time (microseconds since 1970)."""

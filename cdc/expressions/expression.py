@@ -18,7 +18,7 @@ from cdc.expressions.outside import given, handed_out, in_engine
 from cdc.expressions.parser import parsed
 from cdc.expressions.pgtype import BOOL, TEXT, UNKNOWN, PgType
 from cdc.expressions.plan import Block, planned, run, spread
-from cdc.expressions.refusal import PartRefused
+from cdc.expressions.refusal import PartRefused, line_and_column
 from cdc.expressions.syntax import Syntax
 from cdc.expressions.term import Term
 from cdc.model.batch import EXACT
@@ -49,6 +49,11 @@ class Expression:
     _expects: PgType | None
     _blocks: tuple[Block, ...] = field(repr=False)
     _term: Term = field(repr=False)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its line and column in its text, both from 1; of an operation the operator's."""
+        return line_and_column(self.text, self._term.at)
 
     def evaluate(self, batch: pa.RecordBatch) -> Result:
         """The values for each row of the batch, which has the columns by their names and may have ``_cdc_exact``. Raises KeyError for a missing column."""

@@ -31,9 +31,13 @@ class PartRefused(Exception):
         self.at, self.hint = at, hint
 
     def placed(self, text: str) -> ExpressionRefused:
-        before = text[: self.at]
-        line = before.count("\n") + 1
-        return ExpressionRefused(str(self), line, self.at - (before.rfind("\n") + 1) + 1, hint=self.hint)
+        return ExpressionRefused(str(self), *line_and_column(text, self.at), hint=self.hint)
+
+
+def line_and_column(text: str, at: int) -> tuple[int, int]:
+    """Where the character is that has ``at`` before it, both from 1."""
+    before = text[:at]
+    return before.count("\n") + 1, at - before.rfind("\n")
 
 
 def near(name: str, known: Iterable[str]) -> str | None:

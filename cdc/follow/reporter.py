@@ -19,8 +19,8 @@ from typing import Final
 from cdc.clock import Clock
 from cdc.errors import HeadwaterError, Stopped, StopState, StoreError
 from cdc.follow.rules import SchemaPause
-from cdc.follow.stride import Rate
 from cdc.model.position import ZERO_CUT, Cut
+from cdc.pace import Rate
 from cdc.state import status, stops
 from cdc.state.approvals import ask
 from cdc.state.status import FollowerStatus, TableLetters

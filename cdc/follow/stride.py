@@ -51,21 +51,3 @@ class Stride:
     def failed(self) -> None:
         """A step did not succeed. A store that is too slow for it within its own limit on time gets a smaller one, until it can."""
         self.rows = min(self._most, max(LEAST_ROWS, self.rows // 2))
-
-
-class Rate:
-    """Rows per second over the last few commits: at least over ``WINDOW_S``, however far apart they come."""
-
-    WINDOW_S: Final = 10.0
-
-    def __init__(self, now: float) -> None:
-        self._seen: list[tuple[float, int]] = [(now, 0)]
-
-    def per_s(self, rows: int, now: float) -> float:
-        """``rows``: all since the beginning."""
-        if rows != self._seen[-1][1]:
-            self._seen.append((now, rows))
-        while len(self._seen) > 1 and now - self._seen[1][0] >= self.WINDOW_S:
-            del self._seen[0]
-        began, before = self._seen[0]
-        return round((rows - before) / max(now - began, 1.0), 1)

@@ -12,8 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cdc.model.position import parse_lsn
-from cdc.report.shape import CaptureReport, FollowerReport, GenerationReport, LogReport, Report, SlotReport
-from cdc.state.status import CAPTURE_STATES, FOLLOWER_STATES
+from cdc.report.shape import CaptureReport, FollowerReport, GenerationReport, LogReport, Report, SlotReport, ViewReport
+from cdc.state.status import CAPTURE_STATES, FOLLOWER_STATES, VIEW_STATES
 
 WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
 MAX_TABLES: Final = 1000
@@ -56,6 +56,7 @@ class ReportCollector(Collector):
         if report.capture is not None:
             yield from _capture(report.capture)
         yield from _log(report.log)
+        yield from _views(report.views)
         yield from _followers(report.followers)
         yield from _generations(report.generations)
 
@@ -194,6 +195,40 @@ def _followers(followers: Iterable[FollowerReport]) -> Iterator[Metric]:
         [((f.store,), f.batches) for f in known],
         "store",
     )
+
+
+def _views(views: Iterable[ViewReport]) -> Iterator[Metric]:
+    known = [((one.view,), one) for one in views]
+    if not known:
+        return
+
+    def each(name: str, text: str, value: str) -> Metric:
+        return gauge(name, text, [(of, getattr(one, value)) for of, one in known], "view")
+
+    def lag(name: str, text: str, value: str) -> Metric:
+        return gauge(name, text, [(of, None if one.lag is None else getattr(one.lag, value)) for of, one in known], "view")
+
+    yield each("headwater_view_up", "1 while the view's process lives and reports.", "alive")
+    yield states("headwater_view_state", "What it is doing.", VIEW_STATES, [(of, one.state) for of, one in known], "view")
+    yield each("headwater_view_position", "Up to here the view's rows show what its topics had.", "position")
+    yield each("headwater_view_commit_timestamp_seconds", "Time of the last commit that it shows.", "commit_ts")
+    yield lag("headwater_view_lag_changes", "Changes of its topics that it does not show yet.", "changes")
+    yield lag("headwater_view_lag_seconds", "Age of the oldest commit that it does not show yet.", "seconds")
+    yield counter(
+        "headwater_view_changes",
+        "Changes since its process started: taken in (of its topics), and written (to its own).",
+        [((one.view, kind), getattr(one, kind)) for _, one in known for kind in ("taken", "written")],
+        "view",
+        "direction",
+    )
+    yield gauge(
+        "headwater_view_step_seconds",
+        "What its last range of the log took; no sample before the first.",
+        [(of, one.step.seconds) for of, one in known if one.step is not None],
+        "view",
+    )
+    yield each("headwater_view_kept_rows", "Rows of its state.", "state_rows")
+    yield each("headwater_view_kept_bytes", "Their size on the disk.", "state_bytes")
 
 
 def _generations(generations: Iterable[GenerationReport]) -> Iterator[Metric]:

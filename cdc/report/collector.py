@@ -13,9 +13,10 @@ from typing import Final, Self
 
 from cdc.diskspace import free_bytes
 from cdc.errors import ConfigError, HeadwaterError, StoreError
-from cdc.log.contract import LogReader, left_between, selected
-from cdc.model.position import Cut, Position, format_lsn
+from cdc.log.contract import LogReader, selected
+from cdc.model.position import Cut, Position
 from cdc.model.table import Table
+from cdc.report.lag import commit_lsn, commit_ts, lag_of
 from cdc.report.probe import SourceProbe
 from cdc.report.problems import problems_of
 from cdc.report.shape import (
@@ -25,7 +26,6 @@ from cdc.report.shape import (
     CatchUp,
     FollowerReport,
     GenerationReport,
-    Lag,
     LettersReport,
     LogReport,
     ProcessReport,
@@ -35,6 +35,7 @@ from cdc.report.shape import (
     TopicReport,
     catch_up_of,
 )
+from cdc.report.views import view_report
 from cdc.settings.models import Settings, StoreOptions
 from cdc.settings.storetables import mistaken
 from cdc.settings.views import topics_of
@@ -68,6 +69,7 @@ class _Statuses:
     followers: Mapping[str, status.FollowerStatus | None]
     audits: Mapping[str, auditstate.AuditStanding | None]
     generations: Mapping[str, Sequence[status.GenerationStatus]]
+    views: Mapping[str, status.ViewStatus | None]
 
     @classmethod
     def by_now(cls, settings: Settings) -> Self:
@@ -75,11 +77,16 @@ class _Statuses:
         followers = {store: status.read_follower(run_dir, store) for store in settings.stores}
         audits = {store: _standing(settings, store) for store in settings.stores}
         generations = {store: status.read_generations(run_dir, store) for store in settings.stores}
-        return cls(status.read_capture(run_dir), status.read_supervisor(run_dir), followers, audits, generations)
+        views = {view: status.read_view(run_dir, view) for view in settings.views}
+        return cls(status.read_capture(run_dir), status.read_supervisor(run_dir), followers, audits, generations, views)
 
     def silent_s(self) -> dict[str, float]:
         """The parts whose processes live and have reported nothing for too long, with the seconds."""
-        parts = {"capture": self.capture, **{f"follow-{store}": saved for store, saved in self.followers.items()}}
+        parts = {
+            "capture": self.capture,
+            **{f"follow-{store}": saved for store, saved in self.followers.items()},
+            **{status.view_part(view): saved for view, saved in self.views.items()},
+        }
         return {
             part: status.silent_s(saved)
             for part, saved in parts.items()
@@ -98,21 +105,9 @@ class _Statuses:
         for what, saved in {"capture": self.capture, "cdc run": self.supervisor, **followers, **others}.items():
             if saved is not None and (line := status.other_version(saved, what)):
                 yield line
-
-
-def lag_of(reader: LogReader, head: Cut, position: Position, tables: Sequence[str], now: float) -> Lag:
-    """How far ``position`` lies behind the log's head, counting only the tables that the store's patterns select. ``now``: by the source's
-    clock, which has dated the commits."""
-    if position >= head.position:
-        return Lag(0, 0, 0.0)
-    pieces = left_between(
-        reader, tables, position, head.position
-    )  # whether the store may go on from there is its follower's to say
-    if not pieces:
-        return Lag(0, 0, 0.0)
-    first = reader.cut_within(position, 1, 1)
-    seconds = max(0.0, now - first.commit_ts_us / 1e6) if first.commit_ts_us else 0.0
-    return Lag(sum(piece.rows for piece in pieces), sum(piece.bytes for piece in pieces), seconds)
+        for view, told in self.views.items():
+            if told is not None and (foreign := status.other_version(told, f"view {view}")):
+                yield foreign
 
 
 def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
@@ -127,6 +122,7 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
     capture = _capture(statuses.capture)
     source_now = probe.now()
     followers = tuple(_follower(statuses, name, store, reader, head, source_now) for name, store in settings.stores.items())
+    views = tuple(view_report(settings, name, saved, reader, head, source_now) for name, saved in statuses.views.items())
     stopped = tuple(
         StopReport(stop.name, str(stop.state), stop.part, visible(stop.message), visible(stop.hint), stop.since)
         for stop in stops.held(settings.run_dir)
@@ -136,7 +132,7 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
     mistaken = (mistake.line() for mistake in _mistaken(settings, reader, capture))
     asked, unreadable = _asked(settings.log.dir, runs=capture is not None and capture.alive)
     further = [*statuses.problems(), *mistaken, *unreadable, *daemon.problems]
-    problems = problems_of(source, capture, followers, stopped, processes, statuses.silent_s(), further)
+    problems = problems_of(source, capture, followers, views, stopped, processes, statuses.silent_s(), further)
     return Report(
         version=VERSION,
         at=now,
@@ -154,6 +150,7 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
             for name, store in settings.stores.items()
             for one in statuses.generations[name]
         ),
+        views=views,
     )
 
 
@@ -194,10 +191,10 @@ def _capture(saved: status.CaptureStatus | None) -> CaptureReport | None:
         stop=saved.stop,
         error=saved.error,
         position=saved.position,
-        commit_lsn=_lsn(saved.commit_lsn),
-        commit_ts=_seconds(saved.commit_ts_us),
-        received_lsn=_lsn(saved.received_lsn),
-        confirmed_lsn=_lsn(saved.confirmed_lsn),
+        commit_lsn=commit_lsn(saved.commit_lsn),
+        commit_ts=commit_ts(saved.commit_ts_us),
+        received_lsn=commit_lsn(saved.received_lsn),
+        confirmed_lsn=commit_lsn(saved.confirmed_lsn),
         changes=saved.changes,
         changes_per_s=saved.changes_per_s if alive else 0.0,
         wire_bytes=saved.wire_bytes,
@@ -226,8 +223,8 @@ def _follower(parts: _Statuses, name: str, store: StoreOptions, reader: LogReade
         stop=saved.stop,
         error=saved.error,
         position=saved.position,
-        commit_lsn=_lsn(saved.commit_lsn),
-        commit_ts=_seconds(saved.commit_ts_us),
+        commit_lsn=commit_lsn(saved.commit_lsn),
+        commit_ts=commit_ts(saved.commit_ts_us),
         lag=lag,
         written=saved.written,
         stale=saved.stale,
@@ -295,8 +292,8 @@ def _log(folder: Path, reader: LogReader, head: Cut) -> LogReport:
     return LogReport(
         dir=str(folder),
         position=int(head.position),
-        commit_lsn=_lsn(head.commit_lsn),
-        commit_ts=_seconds(head.commit_ts_us),
+        commit_lsn=commit_lsn(head.commit_lsn),
+        commit_ts=commit_ts(head.commit_ts_us),
         rows=sum(topic.rows for topic in topics),
         bytes=size_on_disk(folder),
         disk_free_bytes=free_bytes(standing),
@@ -335,11 +332,3 @@ def _processes(daemon: status.SupervisorStatus) -> tuple[ProcessReport, ...]:
         ProcessReport(child.name, child.pid, child.state, child.restarts, child.exit_code, child.started_at)
         for child in daemon.processes
     )
-
-
-def _lsn(lsn: int | None) -> str | None:
-    return format_lsn(lsn) if lsn else None
-
-
-def _seconds(microseconds: int) -> float | None:
-    return microseconds / 1e6 if microseconds else None

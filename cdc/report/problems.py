@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from cdc.report.shape import AuditedTableReport, CaptureReport, FollowerReport, ProcessReport, SourceReport, StopReport
+from cdc.report.shape import AuditedTableReport, CaptureReport, FollowerReport, ProcessReport, SourceReport, StopReport, ViewReport
 from cdc.terminal import counted, visible
 
 WELL: Final = frozenset({"streaming", "snapshot", "following"})
@@ -19,7 +19,6 @@ _HELP: Final[Mapping[str, str]] = {
     "starting": STARTS,
     "rebuilding": "wait until it is built; its readers see the rows from before and the new ones",
     "retrying": "cdc doctor",
-    "waiting": "see whether the store is up",
 }
 """By the state of a part that lives."""
 
@@ -28,18 +27,20 @@ def problems_of(
     source: SourceReport,
     capture: CaptureReport | None,
     followers: Sequence[FollowerReport],
+    views: Sequence[ViewReport],
     stopped: Sequence[StopReport],
     processes: Sequence[ProcessReport],
     silent_s: Mapping[str, float],
     further: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """``further``: lines that stand by themselves. ``silent_s``: part (``capture``, ``follow-NAME``) → for how long its process, which lives, has reported nothing; only too long ones."""
+    """``further``: lines that stand by themselves. ``silent_s``: part (``capture``, ``follow-NAME``, ``view-NAME``) → for how long its process, which lives, has reported nothing; only too long ones."""
     held = {stop.part for stop in stopped}
     children = {child.name: child for child in processes}
     lines = [
         *_of_source(source, capture, begins=_begins(capture, children.get("capture"))),
         *_of_capture(capture, held, children.get("capture"), silent_s),
         *further,
+        *(line for view in views for line in _of_view(view, capture, held, children, silent_s)),
         *(line for follower in followers for line in _of_follower(follower, held, children.get("followers"), silent_s)),
         *(f"{stop.part} stopped: {stop.state}: {stop.message} → {stop.hint}" for stop in stopped),
     ]
@@ -96,6 +97,23 @@ def _of_follower(
         yield from (_of_drift(follower.store, one) for one in follower.audit.drift)
 
 
+def _of_view(
+    view: ViewReport,
+    capture: CaptureReport | None,
+    held: Collection[str],
+    children: Mapping[str, ProcessReport],
+    silent_s: Mapping[str, float],
+) -> Iterator[str]:
+    part, label = f"view-{view.view}", f"view {view.view}"
+    child = children.get(part)
+    if part in held:
+        return
+    if not view.alive:
+        yield _dead(label, view.state, view.error, child, silent_s.get(part))
+    elif view.state != "waiting" or capture is None or capture.state != "snapshot":  # what it waits for is on its way then
+        yield from _living(label, view.state, view.error, child, f"cdc views explain {view.view}")
+
+
 def _of_drift(store: str, one: AuditedTableReport) -> str:
     rows = f"{'at least ' if one.at_least else ''}{counted(one.differing, 'row')}"
     kinds = f"{one.missing} missing, {one.extra} extra, {one.different} different"
@@ -103,13 +121,16 @@ def _of_drift(store: str, one: AuditedTableReport) -> str:
     return f"store {store} differs from the log in {rows} of {one.table} ({kinds}) → {helps}"
 
 
-def _living(label: str, state: str, error: str | None, child: ProcessReport | None) -> Iterator[str]:
+def _living(
+    label: str, state: str, error: str | None, child: ProcessReport | None, helps_waiting: str = "see whether the store is up"
+) -> Iterator[str]:
+    helps = helps_waiting if state == "waiting" else _HELP.get(state)
     if child is not None and child.state == "refused":
         yield f"{label} refuses its configuration → cdc doctor"
     elif error is not None:
-        yield f"{label} is {state}: {error}" + ("" if " → " in error else f" → {_HELP.get(state, 'see the log of cdc run')}")
+        yield f"{label} is {state}: {error}" + ("" if " → " in error else f" → {helps or 'see the log of cdc run'}")
     elif state not in WELL:
-        yield f"{label} is {state} → {_HELP.get(state, 'cdc run')}"
+        yield f"{label} is {state} → {helps or 'cdc run'}"
 
 
 def _dead(label: str, state: str, error: str | None, child: ProcessReport | None, silent_s: float | None) -> str:

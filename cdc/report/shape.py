@@ -37,6 +37,11 @@
                ``error`` (why it is not brought on, or null), ``position``, ``lag`` (as a store's), ``phase`` (of the building, or null: ``building``,
                ``catching up``, ``comparing``, ``swapping``), ``progress`` (of that phase; null where nothing is counted: {``done``, ``total`` (at most),
                ``rows_per_s``, ``eta_s`` (null = not known)}), ``until`` (when it is removed; null = never)}]
+``views``      [{``view``, ``state``, ``alive``, ``stop``, ``error`` (why it waits or has ended, or null), ``position`` (up to here its rows show what its topics
+               had), ``commit_lsn``, ``commit_ts``, ``lag`` (as a store's, of the topics that it reads; null before its first word), ``taken`` and ``written``
+               (changes that its process has taken in and handed over), ``taken_per_s``, ``written_per_s``, ``step`` (the last range of the log that it took,
+               or null: {``seconds``, ``taken``, ``written``}), ``state_rows`` and ``state_bytes`` (of its state), ``reads`` (topics), ``stores`` (that hold
+               it), ``updated_at``}], one for each view of the configuration
 ``stops``      [{``name`` (what `cdc resume` takes), ``state``, ``part``, ``message``, ``hint``, ``since``}]
 ``processes``  the supervisor's children: [{``name``, ``pid``, ``state``, ``restarts``, ``exit_code``, ``started_at``}]
 =============  ===============================================================================================================
@@ -260,6 +265,40 @@ class FollowerReport:
 
 
 @dataclass(frozen=True, slots=True)
+class StepReport:
+    """The last range of the log that a view took."""
+
+    seconds: float
+    taken: int
+    written: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewReport:
+    """One view; see ``views`` in the module's text."""
+
+    view: str
+    state: str
+    alive: bool
+    stop: str | None
+    error: str | None
+    position: int
+    commit_lsn: str | None
+    commit_ts: float | None
+    lag: Lag | None
+    taken: int
+    written: int
+    taken_per_s: float
+    written_per_s: float
+    step: StepReport | None
+    state_rows: int
+    state_bytes: int
+    reads: tuple[str, ...]
+    stores: tuple[str, ...]
+    updated_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class StopReport:
     name: str
     state: str
@@ -293,6 +332,7 @@ class Report:
     processes: tuple[ProcessReport, ...]
     notes: tuple[str, ...] = ()
     generations: tuple[GenerationReport, ...] = ()
+    views: tuple[ViewReport, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts and lists in the shape that the module's text gives."""

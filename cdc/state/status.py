@@ -22,6 +22,7 @@ from cdc.pace import slowness
 from cdc.state import jsonfile
 
 CAPTURE_STATES: Final = ("starting", "snapshot", "streaming", "retrying", "stopped", "exited")
+VIEW_STATES: Final = ("starting", "waiting", "following", "stopped", "exited", "never started")
 FOLLOWER_STATES: Final = ("starting", "rebuilding", "following", "waiting", "stopped", "exited", "never started")
 PROCESS_STATES: Final = ("starting", "running", "backing-off", "stopped", "refused", "exited")
 FOREIGN: Final = "foreign"
@@ -201,13 +202,27 @@ class ViewStatus(_Told):
     error: str | None = None
     topics: list[str] = field(default_factory=list)
     """The topics that it reads."""
+    declaration: str = ""
+    """Stands for what the configuration said of it when the process began."""
     position: int = 0
     """Up to here its rows in the log, or on their way into it, show what these topics had."""
     commit_lsn: int = 0
     commit_ts_us: int = 0
     written: int = 0
     """Changes of its topic that this process has handed over."""
+    taken: int = 0
+    """Changes of the topics that it reads, of a key's in one step the last only, that this process has taken in."""
+    steps: int = 0
+    """Ranges of the log that this process has taken."""
+    written_per_s: float = 0.0
+    taken_per_s: float = 0.0
+    step_s: float = 0.0
+    """What the last step took, in seconds; and how many changes it took in and handed over:"""
+    step_taken: int = 0
+    step_written: int = 0
     state_bytes: int = 0
+    state_rows: int = 0
+    """Rows of its state: those of its topics that it has to look up, its groups, and its own."""
     built: str = ""
     """Why it was computed from the beginning last, if this process has done that."""
     moved_at: float = 0.0

@@ -80,5 +80,8 @@ class SqlKernel:
     def rows(self) -> pa.Table:
         return self._shown(self._rows.rows())
 
+    def kept_rows(self) -> int:
+        return self._state.kept_rows()
+
     def close(self) -> None:
         self._state.close()

@@ -176,19 +176,22 @@ class Computed:
 def _values(rows: pa.Table, expression: Expression) -> pa.Array:
     if not rows.num_rows:
         return pa.nulls(0, pa.null())
+    line, column = expression.place
     try:
         values, failed = expression.computed(
             {name: rows.column(name).combine_chunks() for name in expression.columns}, rows.num_rows
         )
     except ValueError as error:
-        raise ViewStopped(str(error), hint="correct the row in the database, or let the view leave it out") from None
+        raise ViewStopped(
+            f"line {line}, column {column}: {error}", hint="correct the row in the database, or let the view leave it out"
+        ) from None
     if failed is not None:
         states = pc.unique(failed.drop_null()).to_pylist()
         meanings = ", ".join(f"{MEANINGS.get(state, 'an error')} ({state})" for state in sorted(states))
         count = len(failed) - failed.null_count
         raise ViewStopped(
-            f"an expression has no value for {count:,} {'row' if count == 1 else 'rows'}: {meanings}",
-            hint="correct the rows in the database, or let the view's WHERE leave them out",
+            f"line {line}, column {column}: no value for {count:,} {'row' if count == 1 else 'rows'}: {meanings}",
+            hint="correct the rows in the database, or let the view make something of them (nullif, coalesce) or leave them out (WHERE)",
         )
     return values
 

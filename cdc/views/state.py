@@ -73,6 +73,7 @@ class KernelState:
                 hint="remove the file: it is made again from the log",
             ) from error
         self._in_transaction = False
+        self._relations: list[str] = []
 
     def _opened(self, identity: str) -> Position:
         self._connection.execute(f"CREATE TABLE IF NOT EXISTS {_META} (identity VARCHAR, cut BIGINT)")
@@ -97,7 +98,15 @@ class KernelState:
         self, name: str, schema: pa.Schema, key: Sequence[str], slices: Mapping[str, Sequence[str]] | None = None
     ) -> KeptRelation:
         """The relation of this name, made if it is not there. Call it outside of a transaction."""
-        return KeptRelation(self, name, schema, tuple(key), {} if slices is None else slices)
+        made = KeptRelation(self, name, schema, tuple(key), {} if slices is None else slices)
+        self._relations.append(name)
+        return made
+
+    def kept_rows(self) -> int:
+        """The rows of all relations."""
+        counts = " UNION ALL ".join(f"SELECT count(*) AS n FROM {quoted(name)}" for name in self._relations)
+        found = self._connection.execute(f"SELECT sum(n) FROM ({counts})").fetchone() if counts else None
+        return 0 if found is None else int(found[0])
 
     def begin(self) -> None:
         """Changes from here on are forgotten by ``rollback``. Raises ValueError within a transaction."""

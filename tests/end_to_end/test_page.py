@@ -90,6 +90,29 @@ def test_a_healthy_service(page: chromium.Page, served: Serve) -> None:
             assert page.text(gone) == ""
 
 
+def test_views_stand_between_the_log_and_their_stores(page: chromium.Page, served: Serve) -> None:
+    def take() -> Report:
+        report = reports.with_views()
+        [delays, busiest] = report.views
+        return replace(report, views=(delays, replace(busiest, state="waiting", error="public.planes is not in the log yet")))
+
+    with served(take) as url:
+        page.open(url)
+        page.until(READY)
+        assert page.text("#view-delays .big") == "in step"
+        assert page.text("#view-delays .facts") == "480 changes/s in, 13 out · state 7.3 MB, 61 k rows · last step 12 ms"
+        assert page.text("#view-busiest .chip") == "waiting"
+        assert page.text("#view-busiest .error") == "public.planes is not in the log yet"
+        assert page.run("document.querySelectorAll('#rivers .bed').length") == 4 + 3 + 3, (
+            "a trunk with two branches, and on to each store"
+        )
+        assert page.run("document.querySelectorAll('#rivers .dam.warn').length") == 2, "to the view that waits, and behind it"
+        assert page.run(
+            "document.getElementById('log').getBoundingClientRect().bottom < document.getElementById('view-delays').getBoundingClientRect().top"
+        )
+        assert page.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
 HOSTILE = "public.<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
 
 

@@ -23,6 +23,7 @@ from cdc.report.collector import gather
 from cdc.report.probe import SourceProbe
 from cdc.report.shape import CatchUp, Lag, Report, catch_up_of
 from cdc.settings.models import Audit, Log, Settings, Source, StoreOptions
+from cdc.settings.views import View
 from cdc.source.budget import wal_rate
 from cdc.source.heldwal import HeldWal
 from cdc.source.slot import SlotFacts, SlotReader
@@ -264,7 +265,12 @@ def test_the_documented_keys_are_the_real_ones(tmp_path: Path) -> None:
     )
     stops.record(tmp_path / "run", "follow-cache", Stopped(StopState.STORE_REFUSES, "all"))
     auditstate.save(tmp_path / "run", "cache", AuditStanding(tables=(TableStanding("public.t"),)))
-    told = taken(tmp_path).to_json()
+    view = status.ViewStatus(
+        "totals", pid=os.getpid(), state="following", steps=1, topics=["public.orders"], said_at=time.monotonic()
+    )
+    status.write(tmp_path / "run", "view-totals", view)
+    made = settings(tmp_path).model_copy(update={"views": {"totals": View(sql="select id from orders", key=("id",))}})
+    told = gather(made, MemoryLog().reader(), Probe(SLOT)).to_json()
     assert json.loads(json.dumps(told, allow_nan=False)).keys() == told.keys()
     assert shape.__doc__ is not None
     documented = set(re.findall(r"``(\w+)``", shape.__doc__))
@@ -279,6 +285,9 @@ def test_the_documented_keys_are_the_real_ones(tmp_path: Path) -> None:
         *told["followers"][0]["audit"]["tables"],
         *told["stops"],
         *told["processes"],
+        *told["views"],
+        told["views"][0]["lag"],
+        told["views"][0]["step"],
     ):
         assert part.keys() <= documented, part.keys() - documented
 

@@ -31,6 +31,7 @@ from cdc.report.collector import gather
 from cdc.report.probe import SourceProbe
 from cdc.report.shape import Report
 from cdc.settings.models import Log, Settings, Source, StoreOptions
+from cdc.settings.views import View
 from cdc.source.slot import SlotFacts, SlotReader
 from cdc.state import status, stops
 from tests.unit.log.changes import ORDERS, changes
@@ -38,7 +39,7 @@ from tests.unit.log.changes import ORDERS, changes
 ROOT = Path(__file__).resolve().parents[2]
 GONE = 2**22 + 1
 """No process has this id."""
-HEALTHY = {"capture": {"streaming", "snapshot"}, "follow-cache": {"following"}}
+HEALTHY = {"capture": {"streaming", "snapshot"}, "follow-cache": {"following"}, "view-totals": {"following"}}
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +80,8 @@ class Scene:
             log=Log(dir=self.folder / "log"),
             run_dir=self.folder / "run",
         )
-        return made.model_copy(update={"stores": {"cache": StoreOptions(kind="redis")}})
+        views = {"totals": View(sql="select id from orders", key=("id",))}
+        return made.model_copy(update={"stores": {"cache": StoreOptions(kind="redis", tables=["public.*"])}, "views": views})
 
     def capture(self, **told: Any) -> None:
         status.write(
@@ -90,11 +92,15 @@ class Scene:
         made = status.FollowerStatus("cache", "redis", **{"pid": os.getpid(), "said_at": time.monotonic(), **told})
         status.write(self.folder / "run", "follow-cache", made)
 
+    def view(self, **told: Any) -> None:
+        made = status.ViewStatus("totals", **{"pid": os.getpid(), "said_at": time.monotonic(), **told})
+        status.write(self.folder / "run", "view-totals", made)
+
     def part(self, name: str, **told: Any) -> None:
-        (self.capture if name == "capture" else self.follower)(**told)
+        {"capture": self.capture, "follow-cache": self.follower, "view-totals": self.view}[name](**told)
 
     def child(self, name: str, state: str, **told: Any) -> None:
-        child = status.ProcessStatus("capture" if name == "capture" else "followers", state=state, **told)
+        child = status.ProcessStatus("followers" if name == "follow-cache" else name, state=state, **told)
         status.write(self.folder / "run", "supervisor", status.SupervisorStatus(pid=os.getpid(), processes=[child]))
 
     def stopped(self, name: str) -> None:
@@ -109,6 +115,7 @@ def scene(tmp_path: Path) -> Scene:
     made = Scene(tmp_path)
     made.capture(state="streaming")
     made.follower(state="following")
+    made.view(state="following")
     return made
 
 
@@ -133,6 +140,7 @@ def agree(scene: Scene, *, healthy: bool, names: str = "") -> Report:
     if report.capture is not None:
         assert [label for value, label in found["headwater_capture_state"] if value] == [report.capture.state]
     assert [label for value, label in found["headwater_store_state"] if value] == [report.followers[0].state]
+    assert [label for value, label in found["headwater_view_state"] if value] == [report.views[0].state]
     waiting(scene, report)
     return report
 
@@ -178,14 +186,23 @@ def waiting_for_what_it_has_applied(scene: Scene, report: Report) -> None:
 # --- every state of a part ------------------------------------------------------------------------------------------------
 
 
-STATES = [("capture", state) for state in status.CAPTURE_STATES] + [("follow-cache", state) for state in status.FOLLOWER_STATES]
+STATES = [
+    *(("capture", state) for state in status.CAPTURE_STATES),
+    *(("follow-cache", state) for state in status.FOLLOWER_STATES),
+    *(("view-totals", state) for state in status.VIEW_STATES),
+]
+
+
+def named(part: str) -> str:
+    """What the problems call it."""
+    return part.removeprefix("follow-").removeprefix("view-")
 
 
 @pytest.mark.parametrize("error", [None, "no route to host", "it is down → cdc doctor"])
 @pytest.mark.parametrize(("part", "state"), STATES)
 def test_a_part_that_lives(scene: Scene, part: str, state: str, error: str | None) -> None:
     scene.part(part, state=state, error=error)
-    agree(scene, healthy=state in HEALTHY[part] and error is None, names=part.removeprefix("follow-"))
+    agree(scene, healthy=state in HEALTHY[part] and error is None, names=named(part))
 
 
 @pytest.mark.parametrize("stop", [None, "DIVERGED"])
@@ -216,7 +233,7 @@ def test_a_child_of_the_daemon(scene: Scene, part: str, state: str) -> None:
     """What to do about a part that does not live depends on whether the daemon does."""
     scene.part(part, pid=GONE, state="exited", error="SourceError")
     scene.child(part, state, restarts=2)
-    report = agree(scene, healthy=False, names=part.removeprefix("follow-"))
+    report = agree(scene, healthy=False, names=named(part))
     if state in ("starting", "running", "backing-off", "refused"):
         assert not any(line.endswith("→ cdc run") for line in report.problems), "it runs"
 
@@ -263,6 +280,10 @@ def test_changes_that_were_set_aside(scene: Scene) -> None:
 # --- there are no other states --------------------------------------------------------------------------------------------
 
 
+VIEW_ENDS = {"starting", "never started", "stopped", "exited"}
+"""A view's process ends with the last two."""
+
+
 def words(path: str, pattern: str) -> set[str]:
     return {word for line in re.findall(pattern, (ROOT / path).read_text()) for word in re.findall(r'"([a-z-]+)"', line)}
 
@@ -278,9 +299,10 @@ def words(path: str, pattern: str) -> set[str]:
             ),
         ),
         (status.FOLLOWER_STATES, lambda: words("cdc/follow/reporter.py", r"status\.state.* = .*") | {"starting", "never started"}),
+        (status.VIEW_STATES, lambda: words("cdc/derive/reporter.py", r"(?:self\._|one\.)status\.state.* = .*") | VIEW_ENDS),
         (status.PROCESS_STATES, lambda: words("cdc/daemon/supervisor.py", r"status\.state.* = .*|Next\(.*") | {"starting"}),
     ],
-    ids=["capture", "follower", "process"],
+    ids=["capture", "follower", "view", "process"],
 )
 def test_every_state_that_the_code_says_is_known(known: tuple[str, ...], said: Callable[[], set[str]]) -> None:
     assert said() <= {*known, "draining"}
@@ -292,4 +314,4 @@ def test_the_page_has_a_tone_for_every_state() -> None:
     tones = re.search(r"const TONES = \{(.*?)\};", script)
     assert tones is not None
     known = set(re.findall(r'"?([a-z ]+?)"?: "', tones[1]))
-    assert {*status.CAPTURE_STATES, *status.FOLLOWER_STATES} <= {name.strip() for name in known}
+    assert {*status.CAPTURE_STATES, *status.FOLLOWER_STATES, *status.VIEW_STATES} <= {name.strip() for name in known}

@@ -18,7 +18,8 @@ export function shape(parent, name, attributes) {
 const beds = new Map();
 
 /**
- * links: [{from, to: elements, rate: changes a second, dam: null | "bad" | "warn"}]. The river is as wide as its rate has digits.
+ * links: [{from, to: elements, rate: changes a second, dam: null | "bad" | "warn", beside: whether it is drawn only where they stand beside each other}].
+ * The river is as wide as its rate has digits.
  * Where cards stand below each other, one trunk runs down beside them and each gets a branch.
  */
 export function rivers(svg, links) {
@@ -28,15 +29,15 @@ export function rivers(svg, links) {
     drawn.add(name);
     river(svg, name, course, link);
   };
-  const below = links.filter((link) => !beside(link));
-  for (const link of links.filter(beside)) place(link.to.id, across(link, frame), link);
+  const below = links.filter((link) => !beside(link) && !link.beside);
+  for (const link of links.filter(beside)) place(link.from.id + " " + link.to.id, across(link, frame), link);
   const branches = below.filter((link) => link.to.dataset.branch);
-  for (const link of below) if (!branches.includes(link)) place(link.to.id, down(link, frame), link);
+  for (const link of below) if (!branches.includes(link)) place(link.from.id + " " + link.to.id, down(link, frame), link);
   if (branches.length) {
     const rail = railOf(branches, frame);
     const open = branches.filter((link) => !link.dam);
     place("trunk", rail.trunk, { rate: Math.max(0, ...open.map((link) => link.rate)), dam: null });
-    for (const link of branches) place(link.to.id, rail.branch(link), link);
+    for (const link of branches) place(link.from.id + " " + link.to.id, rail.branch(link), link);
   }
   for (const [name, parts] of beds) {
     if (drawn.has(name)) continue;

@@ -118,7 +118,7 @@ function drawStops() {
 function stopBox(stop) {
   const box = make("div", "stop");
   box.setAttribute("role", "alert");
-  const title = make("h2", "", `${stop.state} · ${stop.part.replace(/^follow-/, "store ")}`);
+  const title = make("h2", "", `${stop.state} · ${stop.part.replace(/^follow-/, "store ").replace(/^view-/, "view ")}`);
   const since = make("span", "since");
   since.dataset.since = stop.since;
   title.append(since);
@@ -308,13 +308,60 @@ function auditParts(audit) {
   return [` · whole ${ago(Math.max(0, status.at - Math.min(...times)))}, ${round}`];
 }
 
+// The views, between the log and the stores that hold them
+
+function drawViews() {
+  const place = $("views");
+  const names = status.views.map((view) => view.view).join(" ");
+  place.hidden = !status.views.length;
+  if (place.dataset.shows !== names) {
+    place.dataset.shows = names;
+    place.replaceChildren(...status.views.map(viewCard));
+  }
+  status.views.forEach(drawView);
+}
+
+function viewCard(view) {
+  const card = make("article", "card view");
+  card.id = "view-" + view.view;
+  card.dataset.branch = "yes";
+  const head = make("header");
+  const title = make("h2", "", view.view);
+  title.append(make("span", "kind", "view"));
+  head.append(title, make("span", "chip"));
+  card.append(head, make("p", "big"), make("p", "under"), make("p", "facts"), make("p", "error"));
+  return card;
+}
+
+function drawView(view) {
+  const card = $("view-" + view.view);
+  const state = view.stop ?? (view.alive ? view.state : view.state === "never started" ? "never started" : "not running");
+  mark(card.querySelector(".chip"), state, view.stop || !view.alive ? "bad" : TONES[view.state]);
+  const lag = view.lag;
+  say(card.querySelector(".big"), !lag || !view.position ? "–" : lag.changes === 0 ? "in step" : duration(lag.seconds));
+  say(
+    card.querySelector(".under"),
+    !lag || !view.position ? "shows nothing yet" : lag.changes === 0 ? "shows all that its tables have" : `behind: ${compactCount(lag.changes)} changes, ${bytes(lag.bytes)}`,
+  );
+  const parts = [make("b", "", compact(view.taken_per_s)), " changes/s in, ", make("b", "", compact(view.written_per_s)), " out · state ", make("b", "", bytes(view.state_bytes)), `, ${compactCount(view.state_rows)} rows`];
+  if (view.step) parts.push(` · last step ${duration(view.step.seconds)}`);
+  card.querySelector(".facts").replaceChildren(...parts);
+  say(card.querySelector(".error"), view.error && !view.stop ? view.error : "");
+}
+
 function drawRivers() {
-  const { source, capture, followers } = status;
+  const { source, capture, followers, views } = status;
   const capturing = source.reachable && capture?.alive && ["streaming", "snapshot"].includes(capture.state);
   const links = [{ from: $("source"), to: $("log"), rate: present(captured()), dam: capturing ? null : capture?.alive ? "warn" : "bad" }];
+  const held = (one) => (!one.alive || one.stop ? "bad" : one.state === "waiting" ? "warn" : null);
+  // From top to bottom, as a trunk has its branches.
+  for (const view of views) links.push({ from: $("log"), to: $("view-" + view.view), rate: view.taken_per_s, dam: held(view) });
   for (const follower of followers) {
-    const dam = !follower.alive || follower.stop ? "bad" : follower.state === "waiting" ? "warn" : null;
-    links.push({ from: $("log"), to: $("store-" + follower.store), rate: present(written(follower.store)), dam });
+    links.push({ from: $("log"), to: $("store-" + follower.store), rate: present(written(follower.store)), dam: held(follower) });
+  }
+  for (const view of views) {
+    const from = $("view-" + view.view);
+    for (const store of view.stores) links.push({ from, to: $("store-" + store), rate: view.written_per_s, dam: held(view), beside: true });
   }
   rivers($("rivers"), links);
 }
@@ -510,6 +557,7 @@ function draw() {
   drawProblems();
   drawSource();
   drawLog();
+  drawViews();
   drawStores();
   drawSnapshot();
   drawChart();

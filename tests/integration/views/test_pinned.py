@@ -120,7 +120,11 @@ def test_a_column_that_is_joined_by_twice_is_a_condition_of_its_own(postgres: Da
             "insert into orders select n, 2147483647 from generate_series(100, 102) n",
             "",
         ),
-        ("SELECT id AS customer, 10 / big AS q FROM orders", "update orders set big = 0 where id = 1", "division by zero (22012)"),
+        (
+            "SELECT id AS customer,\n 10 / big AS q FROM orders",
+            "update orders set big = 0 where id = 1",
+            "line 2, column 5: no value for 1 row: division by zero (22012)",
+        ),
         (
             "SELECT id AS customer, amount FROM orders",
             "update orders set amount = 'NaN' where id = 1",

@@ -48,6 +48,23 @@ def test_it_can_be_read_on_a_terminal_of_any_width(columns: int) -> None:
             assert value in row
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_views_have_a_table_of_their_own(columns: int) -> None:
+    shown = screen(reports.with_views(), columns)
+    assert max(map(len, shown)) <= columns
+    [row] = [one.split() for one in shown if one.startswith("busiest ")]
+    assert {"following", "12", "420", "ms", "61440", "7.3", "MB"} <= set(row)
+    assert not any(one.startswith("views") for one in screen(reports.healthy(), columns))
+
+
+def test_a_views_line_says_what_it_costs() -> None:
+    [found] = [one for one in lines(reports.with_views()) if one.startswith("view busiest")]
+    assert found == (
+        "view busiest: following at 1482082, 12 changes, 2.2 kB, 420 ms behind, 480/s taken, 12/s written, "
+        "61440 rows and 7.3 MB of state, last step 12 ms for 96 changes"
+    )
+
+
 def test_lines_that_do_not_fit_go_on_further_in() -> None:
     shown = screen(busy(), 80)
     source = next(number for number, one in enumerate(shown) if one.startswith("source "))

@@ -36,6 +36,10 @@ class WholeView:
         return list(self.reads)
 
     @property
+    def declaration(self) -> str:
+        return self.name
+
+    @property
     def identity(self) -> str:
         return self.name
 
@@ -100,6 +104,9 @@ class WholeKernel:
     def rows(self) -> pa.Table:
         sources = self._sources if self._next is None else self._next[1]
         return pa.Table.from_pylist([row for _, row in sorted(self._output(sources).items())], self._view.schema)
+
+    def kept_rows(self) -> int:
+        return sum(map(len, self._sources.values()))
 
     def close(self) -> None:
         pass

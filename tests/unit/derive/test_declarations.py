@@ -110,5 +110,5 @@ def test_a_column_that_a_view_reads_and_that_is_gone_stops_it_by_name(tmp_path: 
     view = declared_views(settings(tmp_path, text))["joined"]
     with bed_in(tmp_path) as bed:
         bed.commit((ORDERS, Op.INSERT, [{"id": 1, "customer": 1, "note": "a"}]))
-        with bed.runner(view) as runner, pytest.raises(Stopped, match=r"VIEW_REFUSED: view joined: .*nothing"):
+        with bed.runner(view) as runner, pytest.raises(Stopped, match=r"VIEW_REFUSED: view joined, line 1, column 12: .*nothing"):
             runner.begin()

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
 import pytest
 
 from cdc.crashpoint import Fault, armed
 from cdc.derive.inforce import ViewWaits
 from cdc.derive.runner import StepLimits
-from cdc.errors import HeadwaterError
+from cdc.errors import HeadwaterError, Stopped, StopState
 from cdc.inbox.verdicts import InboxMark
 from cdc.model.batch import Op
 from cdc.views.marks import ViewMark
@@ -153,6 +154,28 @@ def test_another_definition_replaces_rows_and_deletes_the_others(bed: Bed) -> No
         assert "definition" in runner.why
         assert bed.shown() == bed.expected(other)
         assert [(op, row["id"]) for _, op, row in bed.history()[-1:]] == [("d", 1)]
+
+
+def test_a_definition_that_its_topic_cannot_go_on_with_stops_the_view(bed: Bed) -> None:
+    with bed.runner() as runner:
+        runner.begin()
+    before = bed.history()
+    numbered = pa.schema([("id", pa.int64()), ("name", pa.utf8()), ("note", pa.int64())])
+    retyped = replace(
+        VIEW, name="retyped", schema=numbered, compute=lambda rows: [{**row, "note": 1} for row in VIEW.compute(rows)]
+    )
+    keyed = replace(VIEW, name="keyed", key=("id", "name"))
+    for view, why in ((retyped, "column note is bigint, in the topic it is text"), (keyed, "its key is another")):
+        with (
+            bed.runner(view) as runner,
+            pytest.raises(Stopped, match=rf"view joined cannot go on as views\.joined: {why}") as stopped,
+        ):
+            runner.begin()
+        assert stopped.value.state is StopState.VIEW_REFUSED
+        assert "another name" in str(stopped.value.hint)
+    with bed.runner() as runner:
+        runner.begin()
+    assert bed.history() == before
 
 
 def test_a_state_that_is_ahead_of_the_log_is_thrown_away(bed: Bed, tmp_path: Path) -> None:

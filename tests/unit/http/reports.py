@@ -19,8 +19,10 @@ from cdc.report.shape import (
     SlotReport,
     SnapshotReport,
     SourceReport,
+    StepReport,
     StopReport,
     TopicReport,
+    ViewReport,
 )
 
 GB = 10**9
@@ -123,6 +125,43 @@ def healthy(at: float | None = None, position: int = 1_482_113) -> Report:
         ),
         stops=(),
         processes=(),
+    )
+
+
+def view(name: str, *, position: int, behind: int = 0, lag_s: float = 0.0, stores: tuple[str, ...] = ("cache",)) -> ViewReport:
+    return ViewReport(
+        view=name,
+        state="following",
+        alive=True,
+        stop=None,
+        error=None,
+        position=position,
+        commit_lsn="16/B374D848",
+        commit_ts=time.time() - lag_s,
+        lag=Lag(behind, behind * 180, lag_s),
+        taken=40_200,
+        written=1_310,
+        taken_per_s=480.0,
+        written_per_s=12.5,
+        step=StepReport(0.0121, 96, 3),
+        state_rows=61_440,
+        state_bytes=7_340_032,
+        reads=("public.flights", "public.airports"),
+        stores=stores,
+        updated_at=time.time(),
+    )
+
+
+def with_views(at: float | None = None) -> Report:
+    """Two views: one shows all, one is behind."""
+    report = healthy(at)
+    position = report.log.position
+    return replace(
+        report,
+        views=(
+            view("delays", position=position, stores=("cache", "search")),
+            view("busiest", position=position - 31, behind=12, lag_s=0.42),
+        ),
     )
 
 

@@ -48,6 +48,19 @@ def test_values() -> None:
     assert found["headwater_snapshot_done_rows", (("table", "public.flights"),)] == 336_776
 
 
+def test_views_are_series_of_their_own() -> None:
+    found = scraped(reports.with_views())
+    busiest = (("view", "busiest"),)
+    assert found["headwater_view_up", busiest] == 1
+    assert found["headwater_view_lag_changes", busiest] == 12
+    assert found["headwater_view_lag_seconds", busiest] == 0.42
+    assert found["headwater_view_state", (("state", "following"), *busiest)] == 1
+    assert found["headwater_view_changes_total", (("direction", "taken"), *busiest)] == 40_200
+    assert found["headwater_view_step_seconds", busiest] == 0.0121
+    assert found["headwater_view_kept_bytes", busiest] == 7_340_032
+    assert not any(name.startswith("headwater_view") for name, _ in scraped(reports.healthy()))
+
+
 HOSTILE = 'public.x"} 1\nheadwater_healthy 0\n#\\{a="b'
 
 

@@ -13,11 +13,12 @@ import pytest
 from cdc.errors import StoreError
 from cdc.follow import access
 from cdc.follow.follower import Follower
-from cdc.follow.stride import GOAL_S, GROWTH, LEAST_ROWS, START_ROWS, Rate, Stride
+from cdc.follow.stride import GOAL_S, GROWTH, LEAST_ROWS, START_ROWS, Stride
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.position import Cut, Lsn
+from cdc.pace import Rate
 from sinks.contract import Outcome
 from sinks.memory import MemorySink, Options
 from tests.contract.rows import ORDERS, batch, order

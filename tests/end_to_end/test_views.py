@@ -1,0 +1,164 @@
+"""`cdc run` with views: each in a process of its own, one over another, joined and grouped; killed while rows come, refused by a value, and defined otherwise."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+
+from cdc.client.wait import wait
+from cdc.log.home import open_reader
+from cdc.settings.file import load
+from sinks import options_model
+from tests.conftest import Cache, Database
+from tests.end_to_end.daemon import Daemon, kill_process
+
+TOTALS: Final = """
+select o.customer_id as id, count(*) as orders, sum(o.amount)::numeric(20,2) as amount
+from orders o join customers c on c.id = o.customer_id
+group by o.customer_id
+"""
+BUSY: Final = "select id, orders from views.totals where orders > 1"
+SHARES: Final = "select id,\n  100 / customer_id as share from orders"
+CORRECTED: Final = SHARES.replace("/ customer_id", "/ nullif(customer_id, 0)")
+CONFIGURATION: Final = """
+run_dir = "run"
+[source]
+dsn = "{dsn}"
+[log]
+dir = "log"
+[http]
+listen = "127.0.0.1:0"
+[views.totals]
+sql = '''{totals}'''
+key = ["id"]
+[views.busy]
+sql = '''{busy}'''
+key = ["id"]
+[views.shares]
+sql = '''{shares}'''
+key = ["id"]
+[stores.cache]
+kind = "redis"
+url = "{cache}"
+views = [{held}]
+"""
+
+
+class Shop:
+    """A folder with a configuration, its source, and what its Redis shows."""
+
+    def __init__(self, folder: Path, postgres: Database, cache: Cache) -> None:
+        self.config = folder / "cdc.toml"
+        self.config.touch(0o600)
+        self.postgres, self.cache = postgres, cache
+        self.configure(SHARES, "totals", "busy")
+        self.source = postgres.connect()
+        self.source.execute(
+            "create table customers (id bigint primary key, name text);"
+            "create table orders (id bigint primary key, customer_id bigint, amount numeric(12,2));"
+            "insert into customers select g, 'customer ' || g from generate_series(0, 20) g;"
+            "insert into orders select g, g % 25, g * 1.5 from generate_series(1, 50) g"
+        )
+
+    def configure(self, shares: str, *held: str) -> None:
+        self.views = {name: sql for name, sql in (("totals", TOTALS), ("busy", BUSY), ("shares", shares)) if name in held}
+        text = CONFIGURATION.format(
+            dsn=self.postgres.dsn, cache=self.cache.url, totals=TOTALS, busy=BUSY, shares=shares, held=json.dumps(held)[1:-1]
+        )
+        self.config.write_text(text)
+        self.settings = load(self.config, options_model)
+
+    def shown(self, view: str) -> dict[str, Any]:
+        with self.cache.client() as client:
+            keys = [key.decode() for key in client.scan_iter(f"views.{view}:*", 1000)]
+            return {key: json.loads(client.get(key)) for key in keys}  # type: ignore[arg-type]
+
+    def expected(self, view: str) -> dict[str, Any]:
+        sql = self.views[view].replace("views.totals", f"({TOTALS}) t")
+        rows = self.source.execute(f"select to_jsonb(v) from ({sql}) v").fetchall()  # type: ignore[arg-type]
+        return {f"views.{view}:{row['id']}": row for (row,) in rows}
+
+    def equal(self) -> None:
+        """Once the store shows all that the source has."""
+        with closing(open_reader(self.settings.log.dir)) as log:
+            wait(self.settings, log, "cache", timeout_s=300.0)
+        for view in self.views:
+            assert self.shown(view) == self.expected(view), view
+
+    @contextmanager
+    def traffic(self, seed: int) -> Iterator[None]:
+        dice, stop = random.Random(seed), threading.Event()
+
+        def write() -> None:
+            with psycopg.connect(self.postgres.dsn, autocommit=True) as connection:
+                while not stop.wait(0.002):
+                    key, customer = dice.randrange(1, 200), dice.randrange(0, 25)
+                    connection.execute(
+                        "insert into orders values (%(o)s, %(c)s, 3) on conflict (id) do update set customer_id = %(c)s",
+                        {"o": key, "c": customer},
+                    )
+                    if dice.random() < 0.2:
+                        connection.execute("delete from orders where id = %s", (dice.randrange(1, 200),))
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(60)
+
+
+def watched(config: Path, lines: int) -> list[str]:
+    """The first lines of `cdc views top`."""
+    command = [sys.executable, "-m", "cdc", "--config", str(config), "views", "top", "totals"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
+        assert top.stdout is not None
+        try:
+            return [top.stdout.readline() for _ in range(lines)]
+        finally:
+            top.terminate()
+
+
+def test_views_run_beside_each_other(postgres: Database, valkey: Cache, tmp_path: Path, seed: int) -> None:
+    shop, daemon = Shop(tmp_path, postgres, valkey), Daemon(tmp_path, lambda: None)
+    try:
+        daemon.start()
+        daemon.until(lambda: daemon.reports and daemon.process("view-shares").state == "stopped", "the view of shares to stop")
+        with shop.traffic(seed):
+            daemon.until(lambda: shop.shown("totals"), "rows of the view")
+            kill_process(daemon, "view-totals")
+        shop.equal()
+        told = json.loads(daemon.cdc("status", "--json").stdout)
+        [totals, busy, shares] = told["views"]
+        assert (totals["state"], totals["reads"], totals["stores"]) == (
+            "following",
+            ["public.orders", "public.customers"],
+            ["cache"],
+        )
+        assert (busy["state"], busy["reads"], busy["lag"]["changes"]) == ("following", ["views.totals"], 0)
+        assert totals["state_rows"] > len(shop.shown("totals"))
+        assert (shares["stop"], shares["stores"]) == ("VIEW_REFUSED", [])
+        [problem] = told["problems"]
+        assert problem.startswith("view-shares stopped: VIEW_REFUSED: view shares: line 2, column 7: no value for ")
+        assert "with another [views.shares] restart cdc run, else cdc resume VIEW_REFUSED:view-shares" in problem
+        assert all(one.startswith("view totals: following at ") for one in watched(shop.config, 2))
+        assert daemon.drain() == 0
+
+        shop.configure(CORRECTED, "totals", "busy", "shares")
+        daemon.start()
+        daemon.until(lambda: daemon.reports and daemon.process("view-shares").state == "running", "the view of shares to run")
+        shop.source.execute("update customers set name = 'other' where id < 3; delete from orders where customer_id = 4")
+        shop.equal()
+        assert daemon.drain() == 0
+    finally:
+        daemon.kill()
