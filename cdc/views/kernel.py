@@ -81,7 +81,7 @@ class SqlKernel:
         return self._shown(self._rows.rows())
 
     def kept_rows(self) -> int:
-        return self._state.kept_rows()
+        return self._state.kept_rows
 
     def close(self) -> None:
         self._state.close()

@@ -30,7 +30,7 @@ from cdc.views.plan import (
     PlanColumn,
     UnionNode,
 )
-from cdc.views.rows import netted
+from cdc.views.rows import joined, netted
 from cdc.views.state import KeptRelation, KernelState, Replacement, conformed, quoted
 from cdc.views.work import SLICE, Deltas, KeptOperator, Maker, Operator, nothing, sliced_again, touched, untouched
 
@@ -228,7 +228,7 @@ class Joined:
         self._left.write(left)
         self._right.write(right)
         versions = [
-            self._rows(pa.concat_tables([other_left, a]), pa.concat_tables([other_right, b]))
+            joined(kind, pa.concat_tables([other_left, a]), pa.concat_tables([other_right, b]), self._node.on)
             for a, b in ((left.before, right.before), (left.after, right.after))
         ]
         return Replacement(*versions)
@@ -243,18 +243,6 @@ class Joined:
             columns = [_tried(rows.column(name).combine_chunks(), one.type) for name, one in zip(mine, wanted, strict=True)]
             found.append(pa.Table.from_arrays(columns, schema=wanted).drop_null())
         return found[0], found[1]
-
-    def _rows(self, left: pa.Table, right: pa.Table) -> pa.Table:
-        kind = self._node.kind
-        if not (left.num_rows if kind == "left" else right.num_rows if kind == "right" else left.num_rows or right.num_rows):
-            return self.schema.empty_table()
-        on = " AND ".join(f"l.{quoted(a)} = r.{quoted(b)}" for a, b in self._node.on)
-        return conformed(
-            self._state.queried(
-                f"SELECT l.*, r.* FROM lefts l {kind.upper()} JOIN rights r ON {on}", {"lefts": left, "rights": right}
-            ),
-            self.schema,
-        )
 
 
 def _tried(values: pa.Array, kind: pa.DataType) -> pa.Array:

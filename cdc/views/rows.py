@@ -6,13 +6,15 @@ A query of the engine costs a millisecond or more, whatever its size: few rows a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
+from cdc.views.cells import Row, rows_of
 from cdc.views.state import KernelState, Replacement, conformed, quoted
+from cdc.views.syntax import JoinKind
 
-FEW: Final = 500
+FEW: Final = 5_000
 """Rows that are compared one by one."""
 
 
@@ -50,13 +52,8 @@ def _kept(rows: pa.Table, wanted: Sequence[bool]) -> pa.Table:
     return rows if all(wanted) else rows.filter(pa.array(wanted, pa.bool_()))
 
 
-def _tuples(rows: pa.Table, names: Sequence[str]) -> list[tuple[Any, ...]]:
-    columns = [rows.column(name).to_pylist() for name in names]
-    columns = [
-        list(map(repr, values)) if pa.types.is_floating(rows.schema.field(name).type) else values
-        for name, values in zip(names, columns, strict=True)
-    ]
-    return list(zip(*columns, strict=True)) if columns else [()] * rows.num_rows
+def _tuples(rows: pa.Table, names: Sequence[str]) -> list[Row]:
+    return rows_of(rows, names) if names else [()] * rows.num_rows
 
 
 def _equal(field: pa.Field) -> str:
@@ -64,3 +61,22 @@ def _equal(field: pa.Field) -> str:
     if pa.types.is_floating(field.type):
         return f"CAST(r.{name} AS VARCHAR) IS NOT DISTINCT FROM CAST(a.{name} AS VARCHAR)"
     return f"r.{name} IS NOT DISTINCT FROM a.{name}"
+
+
+def joined(kind: JoinKind, left: pa.Table, right: pa.Table, on: Sequence[tuple[str, str]]) -> pa.Table:
+    """The columns of both, for each pair of rows that agree in ``on``, where NULL agrees with nothing; beside rows without a partner there is NULL."""
+    lefts, rights = rows_of(left, [a for a, _ in on]), rows_of(right, [b for _, b in on])
+    places: dict[Row, list[int]] = {}
+    for place, value in enumerate(rights):
+        if None not in value:
+            places.setdefault(value, []).append(place)
+    pairs: list[tuple[int | None, int | None]] = []
+    alone: list[int | None] = [None] if kind in ("left", "full") else []
+    for place, value in enumerate(lefts):
+        pairs += [(place, other) for other in places.get(value, alone)]
+    if kind in ("right", "full"):
+        there = set(lefts)
+        pairs += [(None, place) for place, value in enumerate(rights) if value not in there or None in value]
+    takes = [pa.array([pair[side] for pair in pairs], pa.int64()) for side in (0, 1)]
+    columns = [*left.take(takes[0]).columns, *right.take(takes[1]).columns]
+    return pa.Table.from_arrays(columns, schema=pa.schema([*left.schema, *right.schema]))

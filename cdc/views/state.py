@@ -1,17 +1,18 @@
-"""Rows that a kernel keeps between cuts: relations in an embedded database, found by key and by slice.
+"""Rows that a kernel keeps between cuts: relations in an embedded ordered store, found by key and by slice, and the engine that computes with tables of them.
 
-- **Two versions.** ``begin`` … ``commit`` is one transaction of the database. Until ``commit`` the file holds the state as of the cut before, whatever happens to
+- **Two versions.** ``begin`` … ``commit`` is one transaction of the store. Until ``commit`` the file holds the state as of the cut before, whatever happens to
   the process; ``KeptRelation.apply`` gives the rows that it replaces, so that a kernel sees both.
-- **Keys and slices are found by a hash of their columns**, which is a column of its own with an index (ART). The database joins by reading whole tables, and uses
-  an index only for a list of constants in the query's text: so few keys are asked for as such a list, and many by a join. Either way the columns themselves are
-  compared, NULL equal to NULL.
+- **What a range costs is by its rows, not by the state's.** The store (SQLite) has an index for the key and one for each slice, and each key that is asked for is
+  one way down its tree: a few microseconds. The engine (DuckDB) never sees a relation, only the tables of rows that were found. It keeps nothing itself: it joins
+  by reading whole tables, and its indices lie in memory whole.
+- **Memory is bounded**: the store's by ``PAGES_KB``, the engine's by what it is given.
 - **Answers are in the order of the key**: the same state and the same question give the same table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -21,15 +22,27 @@ import pyarrow as pa
 
 from cdc.errors import HeadwaterError
 from cdc.model.position import Position
+from cdc.views.cells import Row, refuse_unknown, rows_of, table_of
 
-FILE: Final = "state.duckdb"
-MOST_CONSTANTS: Final = 300
-"""Keys that are asked for one by one. Of more the whole relation is read."""
+FILE: Final = "state.sqlite"
+PAGES_KB: Final = 65_536
+"""The store's pages that are held in memory."""
 
-MOST_WRITTEN: Final = 1000
-"""Values of a table that a statement's text has."""
+_JOURNAL_PAGES: Final = 8192
+"""Pages of 4 KiB that are written to the journal before they are written to the file: what changes often meanwhile is written once."""
+_PIECE: Final = 50_000
+"""Rows that are read at once."""
 
 _META: Final = "_state"
+_PRAGMAS: Final[dict[str, str | int]] = {
+    "locking_mode": "EXCLUSIVE",
+    "journal_mode": "WAL",
+    "synchronous": "FULL",
+    "wal_autocheckpoint": _JOURNAL_PAGES,
+    "journal_size_limit": _JOURNAL_PAGES * 4096,
+    "cache_size": -PAGES_KB,
+    "temp_store": "MEMORY",
+}
 _SETTINGS: Final[dict[str, str | bool | int | float | list[str]]] = {
     "threads": 1,
     "enable_external_access": False,
@@ -56,33 +69,33 @@ class KernelState:
     """A database of relations as of one cut. For one thread."""
 
     def __init__(self, folder: Path | None, identity: str, memory: str = "1GB") -> None:
-        """``folder``: exists; None keeps everything in memory. ``identity``: whose state it is; one of another is refused. ``memory``: the most that is held
-        in memory; what needs more goes to the folder. Raises HeadwaterError."""
+        """``folder``: exists; None keeps everything in memory. ``identity``: whose state it is; one of another is refused. ``memory``: the most that the engine
+        holds in memory; what needs more goes to the folder. Raises HeadwaterError."""
         self._path = None if folder is None else folder / FILE
         spill = "" if folder is None else str(folder / "spill")
+        self._engine = duckdb.connect(":memory:", config={**_SETTINGS, "memory_limit": memory, "temp_directory": spill})
+        for statement in _ONCE:
+            self._engine.execute(statement)
         try:
-            self._connection = duckdb.connect(
-                str(self._path or ":memory:"), config={**_SETTINGS, "memory_limit": memory, "temp_directory": spill}
-            )
-            for statement in _ONCE:
-                self._connection.execute(statement)
+            self._store = sqlite3.connect(self._path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
+            for name, value in _PRAGMAS.items():
+                self._store.execute(f"PRAGMA {name} = {value}").close()
             self._cut = self._opened(f"{duckdb.__version__} {identity}")
-        except duckdb.Error as error:
+        except sqlite3.Error as error:
             raise HeadwaterError(
                 f"the state in {self._path} cannot be read ({type(error).__name__})",
                 hint="remove the file: it is made again from the log",
             ) from error
-        self._in_transaction = False
-        self._relations: list[str] = []
+        self._rows = self._rows_before = 0
 
     def _opened(self, identity: str) -> Position:
-        self._connection.execute(f"CREATE TABLE IF NOT EXISTS {_META} (identity VARCHAR, cut BIGINT)")
-        found = self._connection.execute(f"SELECT identity, cut FROM {_META}").fetchone()
+        self._store.execute(f"CREATE TABLE IF NOT EXISTS {_META} (identity, cut)")
+        found = self._store.execute(f"SELECT identity, cut FROM {_META}").fetchone()
         if found is None:
-            self._connection.execute(f"INSERT INTO {_META} VALUES (?, 0)", [identity])
+            self._store.execute(f"INSERT INTO {_META} VALUES (?, 0)", [identity])
             return Position(0)
         if found[0] != identity:
-            self._connection.close()
+            self.close()
             raise HeadwaterError(
                 f"the state in {self._path} is of another definition or another version of the engine",
                 hint="remove the file: it is made again from the log",
@@ -99,63 +112,67 @@ class KernelState:
     ) -> KeptRelation:
         """The relation of this name, made if it is not there. Call it outside of a transaction."""
         made = KeptRelation(self, name, schema, tuple(key), {} if slices is None else slices)
-        self._relations.append(name)
+        self._rows += self._store.execute(f"SELECT count(*) FROM {quoted(name)}").fetchone()[0]
         return made
 
+    @property
     def kept_rows(self) -> int:
         """The rows of all relations."""
-        counts = " UNION ALL ".join(f"SELECT count(*) AS n FROM {quoted(name)}" for name in self._relations)
-        found = self._connection.execute(f"SELECT sum(n) FROM ({counts})").fetchone() if counts else None
-        return 0 if found is None else int(found[0])
+        return self._rows
+
+    def grown(self, rows: int) -> None:
+        """A relation has so many more rows, or fewer."""
+        self._rows += rows
 
     def begin(self) -> None:
         """Changes from here on are forgotten by ``rollback``. Raises ValueError within a transaction."""
-        if self._in_transaction:
+        if self._store.in_transaction:
             raise ValueError("a transaction is open: commit or roll back first")
-        self._connection.execute("BEGIN TRANSACTION")
-        self._in_transaction = True
+        self._store.execute("BEGIN IMMEDIATE")
+        self._rows_before = self._rows
 
     def commit(self, cut: Position) -> None:
         """Everything since ``begin`` is there durably, as of this cut."""
-        self._connection.execute(f"UPDATE {_META} SET cut = ?", [cut])
-        self._connection.execute("COMMIT")
-        self._in_transaction = False
+        self._store.execute(f"UPDATE {_META} SET cut = ?", [cut])
+        self._store.execute("COMMIT")
         self._cut = cut
 
     def rollback(self) -> None:
         """Nothing since ``begin`` has happened. Does nothing outside of a transaction."""
-        if self._in_transaction:
-            self._in_transaction = False
-            self._connection.execute("ROLLBACK")
+        if self._store.in_transaction:
+            self._store.execute("ROLLBACK")
+            self._rows = self._rows_before
 
     def close(self) -> None:
         self.rollback()
-        self._connection.close()
+        self._store.close()
+        self._engine.close()
 
     def queried(self, sql: str, tables: Mapping[str, pa.Table]) -> pa.Table:
-        """The query's result over these tables, by their names. What it says of the relations' own tables is not promised."""
-        with self._seen(sql, tables) as whole:
-            return self._connection.sql(whole).to_arrow_table()
-
-    def executed(self, sql: str, tables: Mapping[str, pa.Table] | None = None) -> None:
-        """A statement without a result."""
-        with self._seen(sql, tables or {}) as whole:
-            self._connection.execute(whole)
-
-    @contextmanager
-    def _seen(self, sql: str, tables: Mapping[str, pa.Table]) -> Iterator[str]:
-        """The statement, which sees the tables. To read a table of Arrow's costs the engine tens of milliseconds on a busy machine: a small one is written into
-        the statement's text."""
-        written = {name: values for name, table in tables.items() if (values := _written(table)) is not None}
-        registered = [name for name in tables if name not in written]
-        for name in registered:
-            self._connection.register(name, tables[name])
+        """The query's result over these tables, by their names."""
+        for name, table in tables.items():
+            self._engine.register(name, table)
         try:
-            named = ", ".join(f"{name} AS ({values})" for name, values in written.items())
-            yield f"WITH {named} {sql}" if named else sql
+            return self._engine.sql(sql).to_arrow_table()
         finally:
-            for name in registered:
-                self._connection.unregister(name)
+            for name in tables:
+                self._engine.unregister(name)
+
+    def found(self, sql: str, keys: Iterable[Row], schema: pa.Schema) -> pa.Table:
+        """The rows that the store's query has for each of these keys, one after another. ``schema``: of the query's columns."""
+        pieces: list[pa.Table] = []
+        rows: list[Row] = []
+        for key in keys:
+            cursor = self._store.execute(sql, key)
+            rows += cursor.fetchmany(_PIECE)
+            while len(rows) >= _PIECE:
+                pieces.append(table_of(rows, schema))
+                rows = cursor.fetchmany(_PIECE)
+        return pa.concat_tables([*pieces, table_of(rows, schema)])
+
+    def executed(self, sql: str, rows: Iterable[Row] = ((),)) -> None:
+        """A statement of the store's without a result, once for each of these rows of values."""
+        self._store.executemany(sql, rows)
 
     def __enter__(self) -> Self:
         return self
@@ -167,27 +184,22 @@ class KernelState:
 class KeptRelation:
     """Rows of one schema, of which no two have one key. NULL is a key's value like any other.
 
-    Its columns may have any type of a topic's fields, and ``_cdc_exact``'s. ``slices``: name → columns by which rows are looked up together.
+    Its columns may have any type of the kernel's own (``cdc.views.held``). ``slices``: name → columns by which rows are looked up together.
     """
 
     def __init__(
         self, state: KernelState, name: str, schema: pa.Schema, key: tuple[str, ...], slices: Mapping[str, Sequence[str]]
     ) -> None:
         self._state, self.schema, self.key = state, schema, key
+        for one in schema:
+            refuse_unknown(one.type)
         self._table = quoted(name)
-        self._hashes = {"": (self._hash(0), key)} | {
-            one: (self._hash(number), tuple(columns)) for number, (one, columns) in enumerate(slices.items(), 1)
-        }
+        self._slices = {"": key} | {one: tuple(columns) for one, columns in slices.items()}
         self._columns = ", ".join(quoted(one) for one in schema.names)
-        types = [f"{quoted(one.name)} {engine_type(one.type)}" for one in schema]
-        hashes = [column for column, _ in self._hashes.values()]
-        state.executed(f"CREATE TABLE IF NOT EXISTS {self._table} ({', '.join([*(f'{one} UBIGINT' for one in hashes), *types])})")
-        for one in hashes:
-            state.executed(f"CREATE INDEX IF NOT EXISTS {quoted(f'{name}{one}')} ON {self._table} ({one})")
-
-    @staticmethod
-    def _hash(number: int) -> str:
-        return f"_hash{number}"
+        state.executed(f"CREATE TABLE IF NOT EXISTS {self._table} ({self._columns})")
+        for number, columns in enumerate(filter(None, dict.fromkeys(self._slices.values()))):
+            index = ", ".join(map(quoted, columns))
+            state.executed(f"CREATE INDEX IF NOT EXISTS {quoted(f'{name}_{number}')} ON {self._table} ({index})")
 
     # --- changes
 
@@ -204,62 +216,59 @@ class KeptRelation:
         """The rows that ``apply`` would replace."""
         if emptied:
             return self.rows()
-        keys = conformed(rows, pa.schema([self.schema.field(one) for one in self.key]))
+        keys = conformed(rows, self._key_schema)
         if gone is not None and gone.num_rows:
             keys = pa.concat_tables([keys, conformed(gone, keys.schema)])
         return self.of("", keys)
 
     def replace(self, before: pa.Table, after: pa.Table) -> None:
-        """Deletes the rows ``before``, which are there, and writes ``after``."""
-        self._delete(conformed(before, pa.schema([self.schema.field(one) for one in self.key])))
-        self._insert(conformed(after, self.schema))
+        """Deletes the rows ``before``, which are there, and writes ``after``. A row whose key stays is written in its place."""
+        after = conformed(after, self.schema)
+        self._state.grown(after.num_rows - before.num_rows)
+        if not self.key:
+            self._state.executed(f"DELETE FROM {self._table}", [()] * bool(before.num_rows))
+            self._write(rows_of(after, self.schema.names))
+            return
+        there = set(rows_of(conformed(before, self._key_schema), self.key))
+        new, changed, kept = [], [], set()
+        others = [name for name in self.schema.names if name not in self.key]
+        for key, row in zip(rows_of(after, self.key), rows_of(after, [*others, *self.key]), strict=True):
+            if key in there:
+                kept.add(key)
+                changed.append(row)
+            else:
+                new.append(row)
+        self._state.executed(f"DELETE FROM {self._table} WHERE {_is(self.key)}", there - kept)
+        if others:
+            places = ", ".join(f"{quoted(one)} = ?" for one in others)
+            self._state.executed(f"UPDATE {self._table} SET {places} WHERE {_is(self.key)}", changed)
+        self._write(new, [*others, *self.key])
 
-    def _delete(self, keys: pa.Table) -> None:
-        if keys.num_rows:
-            column, names = self._hashes[""]
-            found = self._constants(names, keys)
-            near = f"{column} IN ({found}) AND " if found else ""
-            self._state.executed(
-                f"DELETE FROM {self._table} AS r WHERE {near}EXISTS (SELECT 1 FROM asked a WHERE {_same(names)})", {"asked": keys}
-            )
+    def _write(self, rows: Iterable[Row], names: Sequence[str] = ()) -> None:
+        columns = ", ".join(map(quoted, names)) or self._columns
+        self._state.executed(f"INSERT INTO {self._table} ({columns}) VALUES ({', '.join('?' * len(self.schema))})", rows)
 
-    def _insert(self, rows: pa.Table) -> None:
-        if rows.num_rows:
-            hashes = [f"hash({_listed(names)})" for _, names in self._hashes.values()]
-            self._state.executed(
-                f"INSERT INTO {self._table} SELECT {', '.join([*hashes, self._columns])} FROM given", {"given": rows}
-            )
+    @property
+    def _key_schema(self) -> pa.Schema:
+        return pa.schema([self.schema.field(one) for one in self.key])
 
     # --- questions
 
     def of(self, slice: str, values: pa.Table) -> pa.Table:
         """All rows whose columns of this slice (``""``: of the key) are equal to one of ``values``, which are distinct or not, in the columns' types."""
-        column, names = self._hashes[slice]
-        if values.num_rows == 0:
-            return self.schema.empty_table()
+        names = self._slices[slice]
+        if not names:
+            return self.rows()
         values = conformed(values, pa.schema([self.schema.field(one) for one in names]))
-        found = self._constants(names, values)
-        near = f"SELECT * FROM {self._table} WHERE {column} IN ({found})" if found else f"SELECT * FROM {self._table}"
-        sql = f"SELECT {self._columns} FROM ({near}) r SEMI JOIN asked a ON {_same(names)} {self._order}"
-        return conformed(self._state.queried(sql, {"asked": values}), self.schema)
+        sql = f"SELECT {self._columns} FROM {self._table} WHERE {_is(names)}"
+        return self._in_order(self._state.found(sql, dict.fromkeys(rows_of(values, names)), self.schema))
 
     def rows(self) -> pa.Table:
         """Everything."""
-        return conformed(self._state.queried(f"SELECT {self._columns} FROM {self._table} {self._order}", {}), self.schema)
+        return self._in_order(self._state.found(f"SELECT {self._columns} FROM {self._table}", [()], self.schema))
 
     def _in_order(self, rows: pa.Table) -> pa.Table:
         return rows.sort_by([(name, "ascending") for name in self.key]) if rows.num_rows > 1 and self.key else rows
-
-    @property
-    def _order(self) -> str:
-        return f"ORDER BY {', '.join(f'{quoted(one)} NULLS LAST' for one in self.key)}" if self.key else ""
-
-    def _constants(self, names: Sequence[str], values: pa.Table) -> str:
-        """The hashes of these values as a list in SQL; empty where they are too many."""
-        if values.num_rows > MOST_CONSTANTS:
-            return ""
-        found = self._state.queried(f"SELECT DISTINCT hash({_listed(names)}) AS h FROM asked ORDER BY h", {"asked": values})
-        return ", ".join(map(str, found.column(0).to_pylist()))
 
 
 def quoted(name: str) -> str:
@@ -267,12 +276,8 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(quoted(one) for one in names) or "0"
-
-
-def _same(names: Sequence[str]) -> str:
-    return " AND ".join(f"r.{quoted(one)} IS NOT DISTINCT FROM a.{quoted(one)}" for one in names) or "true"
+def _is(names: Sequence[str]) -> str:
+    return " AND ".join(f"{quoted(one)} IS ?" for one in names)
 
 
 def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -284,42 +289,6 @@ def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
         for one in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _written(table: pa.Table) -> str | None:
-    """The table as a query of constants; None where it is too large or has values that have no text."""
-    if table.num_rows * max(table.num_columns, 1) > MOST_WRITTEN or not table.num_columns:
-        return None
-    texts = []
-    for number, one in enumerate(table.schema):
-        values = _texts(table.column(number), one.type)
-        if values is None:
-            return None
-        texts.append(values)
-    kinds = [engine_type(one.type) for one in table.schema]
-    made = ", ".join(
-        f"CAST(c{number} AS {kind}) AS {quoted(name)}"
-        for number, (kind, name) in enumerate(zip(kinds, table.schema.names, strict=True))
-    )
-    names = ", ".join(f"c{number}" for number in range(table.num_columns))
-    if not table.num_rows:
-        nulls = ", ".join(f"NULL AS c{number}" for number in range(table.num_columns))
-        return f"SELECT {made} FROM (SELECT {nulls}) WHERE false"
-    rows = ", ".join(f"({', '.join(row)})" for row in zip(*texts, strict=True))
-    return f"SELECT {made} FROM (VALUES {rows}) v({names})"
-
-
-def _texts(values: pa.ChunkedArray, kind: pa.DataType) -> list[str] | None:
-    """Each value as a quoted text."""
-    if pa.types.is_string(kind):
-        return ["NULL" if one is None else "'" + one.replace("'", "''") + "'" for one in values.to_pylist()]
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-        return ["NULL" if one is None else f"'{one!r}'" for one in values.to_pylist()]
-    if pa.types.is_decimal(kind):
-        return ["NULL" if one is None else f"'{one:f}'" for one in values.to_pylist()]
-    if pa.types.is_binary(kind):
-        return ["NULL" if one is None else "'" + "".join(f"\\x{byte:02X}" for byte in one) + "'" for one in values.to_pylist()]
-    return None
 
 
 _ENGINE: Final = {
@@ -337,7 +306,6 @@ _ENGINE: Final = {
     pa.timestamp("us", tz="UTC"): "TIMESTAMPTZ",
     pa.binary(): "BLOB",
     pa.utf8(): "VARCHAR",
-    pa.map_(pa.utf8(), pa.utf8()): "MAP(VARCHAR, VARCHAR)",
 }
 
 

@@ -32,6 +32,10 @@ TOYS: Final = {
         {"emit_psycopg", "emit_sqlalchemy", "emit_message", "events", "events_by_message"},
     ),
     "stages": ("--changes 2000", set()),
+    "views": (
+        "--rows 2000 --runs 1 --changes 100",
+        {"join_100_per_s", "join_100_growth", "sums_100_growth", "documents_100_growth", "one_group_growth"},
+    ),
     "live": ("--seconds 2 --rate 5 --rows 5", {"captured"}),
 }
 PARTS: Final = {
