@@ -7,7 +7,7 @@ dates are days and times and timestamps without a zone microseconds since 1970-0
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final
@@ -31,14 +31,18 @@ _NUMBER: Final = Scalar(ScalarType.INT8)
 _TEXT: Final = Scalar(ScalarType.TEXT)
 
 
-def envelopes(changes: pa.RecordBatch, store: str, style: Style, replaced: ReplacedRows) -> Texts:
+Documents = Callable[[pa.RecordBatch], Texts]
+"""Makes the object of each row."""
+
+
+def envelopes(changes: pa.RecordBatch, store: str, replaced: ReplacedRows, documents: Documents) -> Texts:
     """The value of each change's message."""
     schema = topic_schema(changes.schema)
     micros = changes.column(TS).view(pa.int64())
     return join(
         [
             Piece(nothing(len(changes)), before=b"{"),
-            *before_and_after(changes, replaced, lambda given: _rows(given, schema, style)),
+            *before_and_after(changes, replaced, documents),
             *_source(changes, schema, store, micros),
             Piece(raw_texts(op_letters(changes)), before=b',"transaction":null,"op":"', after=b'"'),
             *_moments(micros),
@@ -48,23 +52,33 @@ def envelopes(changes: pa.RecordBatch, store: str, style: Style, replaced: Repla
 
 
 def key_objects(changes: pa.RecordBatch, style: Style) -> pa.Array:
-    """The key of each change's message, utf8; NULL where the table has no key, and of a TRUNCATE."""
-    schema, rows = topic_schema(changes.schema), len(changes)
-    if not schema.key or (changes.column(OP).to_numpy() == int(Op.TRUNCATE)).any():
-        return pa.nulls(rows, pa.utf8())
-    return _rows(changes, replace(schema, fields=schema.key), style).to_array().cast(pa.utf8())
+    """The key of each change's message, utf8; NULL where ``has_keys`` says no."""
+    if not has_keys(changes):
+        return pa.nulls(len(changes), pa.utf8())
+    schema = topic_schema(changes.schema)
+    return row_objects(changes, replace(schema, fields=schema.key), style).to_array().cast(pa.utf8())
 
 
-def _rows(rows: pa.RecordBatch, schema: TopicSchema, style: Style) -> Texts:
+def has_keys(changes: pa.RecordBatch) -> bool:
+    """Whether the messages have keys: not where the table has none, and that of a TRUNCATE has none."""
+    return bool(topic_schema(changes.schema).key) and not (changes.column(OP).to_numpy() == int(Op.TRUNCATE)).any()
+
+
+def row_objects(rows: pa.RecordBatch, schema: TopicSchema, style: Style) -> Texts:
     """Each row as an object with all of its columns, those that a DELETE does not have as null."""
     meant = _meant(schema)
-    op = rows.schema.get_field_index(OP)
-    shown = rows.set_column(op, rows.schema.field(op), pa.array(np.full(len(rows), int(Op.INSERT), np.int8)))
+    shown = shown_whole(rows)
     for before, now in zip(schema.fields, meant.fields, strict=True):
         if before is not now:
             at = rows.schema.get_field_index(before.name)
             shown = shown.set_column(at, pa.field(before.name, now.type), _written(rows.column(at)))
     return plain_documents(shown, meant, _style(meant, style))
+
+
+def shown_whole(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows as if none were a DELETE, which has its key's columns only."""
+    op = rows.schema.get_field_index(OP)
+    return rows.set_column(op, rows.schema.field(op), pa.array(np.full(len(rows), int(Op.INSERT), np.int8)))
 
 
 @lru_cache(maxsize=256)
@@ -89,7 +103,8 @@ def _written(values: pa.Array) -> pa.Array:
 
 
 @lru_cache(maxsize=256)
-def _text_fields(schema: TopicSchema) -> Mapping[str, As]:
+def text_fields(schema: TopicSchema) -> Mapping[str, As]:
+    """The columns whose values are Postgres's text."""
     found: dict[str, As] = {}
     for column in schema.fields:
         kind = column.structure
@@ -107,7 +122,7 @@ def _style(schema: TopicSchema, style: Style) -> Style:
     if found is None:
         if len(_STYLES) >= 256:
             _STYLES.clear()
-        found = _STYLES[schema, style] = replace(style, as_={**_text_fields(schema), **style.as_})
+        found = _STYLES[schema, style] = replace(style, as_={**text_fields(schema), **style.as_})
     return found
 
 

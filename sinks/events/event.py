@@ -22,6 +22,8 @@ EVENTS: Final = pa.schema(
         pa.field("headers", pa.utf8()),
         pa.field("time", pa.timestamp("us", tz="UTC")),
         pa.field("lsn", pa.int64(), nullable=False),
+        pa.field("wire_key", pa.large_binary()),
+        pa.field("unfit", pa.utf8()),
     ]
 )
 """One row for each event:
@@ -38,6 +40,8 @@ EVENTS: Final = pa.schema(
 ``headers``   the application's, the text of a JSON object; NULL where there are none
 ``time``      of the commit
 ``lsn``       of the commit
+``wire_key``  the key in the format of the body, where that is one that has a schema; NULL: ``key`` is as it goes
+``unfit``     why the body's format cannot hold it, without a value; NULL: it can
 ============  ===============================================================================================================
 """
 

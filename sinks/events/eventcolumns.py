@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -19,8 +20,9 @@ from cdc.model.batch import LSN, POSITION, TS, is_truncate, topic_schema
 from cdc.model.oldrows import taken_apart
 from cdc.model.topic import TopicSchema
 from sinks.condition import ReplacedRows, op_names
+from sinks.events.bodyformat import Encoding
 from sinks.events.cloudevents import cloudevent, of_change, of_payload
-from sinks.events.debezium import envelopes, key_objects
+from sinks.events.debezium import envelopes, key_objects, row_objects
 from sinks.events.event import EVENTS, EventBatch
 from sinks.events.options import Body
 from sinks.events.rowpieces import before_and_after, nothing
@@ -56,6 +58,8 @@ class EventForm:
     order_by: tuple[str, ...] = ()
     store: str = ""
     """The store's name, where a body has it."""
+    encoding: Encoding | None = None
+    """What writes keys and bodies, where they come with a schema."""
 
 
 def events_of(given: pa.RecordBatch, form: EventForm) -> EventBatch:
@@ -71,14 +75,22 @@ def events_of(given: pa.RecordBatch, form: EventForm) -> EventBatch:
     }
     columns |= _written(changes) if holds_events(schema) else _of_rows(changes, schema, columns)
     columns["group"] = _groups(changes, form, columns["key"])
+    columns["wire_key"], columns["unfit"] = pa.nulls(rows, pa.large_binary()), pa.nulls(rows, pa.utf8())
     match body_of(schema, form.body):
         case "payload":
-            columns["body"] = _payload(changes)
+            payload = _payload(changes)
+            columns["body"] = payload
+            if form.encoding is not None:
+                columns |= form.encoding.of_payloads(payload, columns["key"])
         case "change":
             columns["body"] = join(_change(changes, form.style, columns, ReplacedRows(has, old))).to_array()
         case "debezium":
             replaced = ReplacedRows(has, old)
-            columns["body"] = envelopes(changes, form.store, form.style, replaced).to_array()
+            if form.encoding is None:
+                objects = partial(row_objects, schema=schema, style=form.style)
+                columns["body"] = envelopes(changes, form.store, replaced, objects).to_array()
+            else:
+                columns |= form.encoding.of_changes(changes, replaced)
             columns["key"] = key_objects(changes, form.style)
         case "cloudevents":
             own = holds_events(schema)
@@ -117,10 +129,11 @@ def _groups(changes: pa.RecordBatch, form: EventForm, key: pa.Array) -> pa.Array
 
 
 def _payload(changes: pa.RecordBatch) -> pa.Array:
+    """utf8, or large_binary."""
     payload = changes.column("payload")
     if pa.types.is_binary(payload.type):
         return payload.cast(pa.large_binary())
-    return column_text(changes, "payload", exact_values(changes)).cast(pa.large_binary())
+    return column_text(changes, "payload", exact_values(changes))
 
 
 def _change(changes: pa.RecordBatch, style: Style, columns: Mapping[str, pa.Array], replaced: ReplacedRows) -> list[Piece]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,21 +16,37 @@ from sinks.render.jsonrows import Piece
 from sinks.render.texts import NOTHING, Texts
 
 
-def before_and_after(changes: pa.RecordBatch, replaced: ReplacedRows, documents: Callable[[pa.RecordBatch], Texts]) -> list[Piece]:
-    """``"before":…,"after":…``. The row before is whole where it is known; of a DELETE else it has what the DELETE says, of anything else it is null.
+class RowMarks(NamedTuple):
+    """The bytes in front of each of the two rows, in front of one that is there, and in the place of one that is not."""
+
+    before: bytes = b'"before":'
+    after: bytes = b',"after":'
+    value: bytes = b""
+    null: bytes = b"null"
+
+
+JSON: Final = RowMarks()
+
+
+def before_and_after(
+    changes: pa.RecordBatch, replaced: ReplacedRows, documents: Callable[[pa.RecordBatch], Texts], marks: RowMarks = JSON
+) -> list[Piece]:
+    """``"before":…,"after":…``, or as ``marks`` says. The row before is whole where it is known; of a DELETE else it has what the DELETE says, of anything else it is null.
     ``documents``: makes the object of each row."""
     rows = len(changes)
     ops = changes.column(OP).to_numpy()
     deleted, none = ops == int(Op.DELETE), ops == int(Op.TRUNCATE)
     row = nothing(rows) if none.any() else documents(changes)
+    _, _, value, null = marks
     pieces = [
-        Piece(nothing(rows), before=b'"before":'),
-        Piece(row, null=b"null", states=_states(deleted & ~replaced.has, ~deleted & ~replaced.has)),
+        Piece(nothing(rows), before=marks.before),
+        Piece(row, before=value, null=null, states=_states(deleted & ~replaced.has, ~deleted & ~replaced.has)),
     ]
     if replaced.rows is not None:
         before = _spread(documents(replaced.rows), replaced.has)
-        pieces.append(Piece(before, states=_states(replaced.has, np.zeros(rows, np.bool_))))
-    return [*pieces, Piece(row, before=b',"after":', null=b',"after":null', states=_states(~deleted & ~none, deleted | none))]
+        pieces.append(Piece(before, before=value, states=_states(replaced.has, np.zeros(rows, np.bool_))))
+    after = Piece(row, before=marks.after + value, null=marks.after + null, states=_states(~deleted & ~none, deleted | none))
+    return [*pieces, after]
 
 
 def nothing(rows: int) -> Texts:

@@ -188,7 +188,7 @@ class EventSink:
     def preview(self, rows: pa.RecordBatch) -> Iterator[Mapping[str, str]]:
         schema = topic_schema(rows.schema)
         self._check(schema)
-        for event in events_of(rows, self._form(schema)).rows.to_pylist():
+        for event in events_of(rows, self._preview_form(schema)).rows.to_pylist():
             shown = {name: event[name] for name in ("topic", "type", "id", "key", "headers") if event[name] is not None}
             yield shown | {"body": (event["body"] or b"").decode(errors="replace")}
 
@@ -331,6 +331,10 @@ class EventSink:
     def _form(self, schema: TopicSchema) -> EventForm:
         options = self.options
         return EventForm(self._choices.style(schema), options.body, options.order == "key", options.order_by, self.name)
+
+    def _preview_form(self, schema: TopicSchema) -> EventForm:
+        """As people see events, made without asking anybody."""
+        return self._form(schema)
 
     def _writer(self) -> EventStanding:
         if self._known is None or not self._followed.begun:

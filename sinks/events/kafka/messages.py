@@ -20,9 +20,11 @@ def messages(events: EventBatch, options: Options) -> Iterator[tuple[int, dict[s
     """Each event's position and message, and its tombstone behind it. Of ``order_by`` the ``group`` is what decides on the partition, which the
     caller has to compute; without it the key does."""
     names = {topic: options.topic_of(topic) for topic in set(events.column("topic").unique().to_pylist())}
-    columns = (events.column(name).to_pylist() for name in ("position", "topic", "op", "id", "key", "group", "body", "headers"))
-    for position, topic, op, event_id, key, group, body, headers in zip(*columns, strict=True):
-        keyed = {"topic": names[topic], "key": None if key is None else key.encode()}
+    columns = (
+        events.column(name).to_pylist() for name in ("position", "topic", "op", "id", "key", "wire_key", "group", "body", "headers")
+    )
+    for position, topic, op, event_id, key, wire_key, group, body, headers in zip(*columns, strict=True):
+        keyed = {"topic": names[topic], "key": key.encode() if wire_key is None and key is not None else wire_key}
         if options.order_by:
             keyed["group"] = group
         message: dict[str, Any] = keyed | {"value": body, "headers": _headers(event_id, headers)}
@@ -34,7 +36,7 @@ def messages(events: EventBatch, options: Options) -> Iterator[tuple[int, dict[s
 def sizes_of(events: EventBatch) -> npt.NDArray[np.int64]:
     """The bytes of each event's key, value and headers, or a few more: headers are counted as they were written."""
     found = np.zeros(len(events), np.int64)
-    for name in ("key", "body", "headers", "id"):
+    for name in ("key", "wire_key", "body", "headers", "id"):
         found += pc.binary_length(events.column(name)).fill_null(0).to_numpy(zero_copy_only=False)
     return found
 

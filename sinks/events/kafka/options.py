@@ -6,9 +6,11 @@ import re
 import string
 from pathlib import Path
 from typing import Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from cdc.settings.refusals import is_loopback
 from sinks.events.options import EventOptions
 
 PLACES: Final = ("topic", "schema", "table")
@@ -74,7 +76,55 @@ class BrokerOptions(EventOptions):
         return self
 
 
-class Options(BrokerOptions):
+class RegistryOptions(BrokerOptions):
+    """How values are written, and how the schema registry is reached."""
+
+    format: Literal["json", "json-schema", "avro"] = "json"
+    """How keys and values are written with `body = "debezium"`: `json` has no schema; `json-schema` is what Connect's JSON converter writes with `schemas.enable=true`;
+    `avro` is Avro in the wire format of a schema registry, which keeps the schemas."""
+    registry_url: str | None = None
+    """Of `format = "avro"`: the schema registry, such as `https://registry.internal:8081`."""
+    registry_username: str | None = None
+    """The account's name there, where it asks for one."""
+    registry_password: SecretStr | None = None
+    """The account's password there."""
+    registry_ca_certs: Path | None = None
+    """PEM: the authorities that count for it instead of the system's."""
+
+    @field_validator("registry_url")
+    @classmethod
+    def _is_an_address(cls, url: str | None) -> str | None:
+        if url is not None and not _is_registry(url):
+            raise ValueError('is not an address such as "https://registry.internal:8081" (an account stands in registry_username)')
+        return url
+
+    @model_validator(mode="after")
+    def _one_format(self) -> Self:
+        if self.format != "json" and self.body != "debezium":
+            raise ValueError(f'format = "{self.format}" needs body = "debezium"')
+        if (self.format == "avro") != (self.registry_url is not None):
+            raise ValueError('format = "avro" and registry_url belong together')
+        if (self.registry_username is None) != (self.registry_password is None):
+            raise ValueError("registry_username and registry_password belong together")
+        address = urlsplit(self.registry_url or "")
+        if self.registry_ca_certs is not None and address.scheme != "https":
+            raise ValueError("registry_ca_certs needs a registry_url of https")
+        if self.registry_password is not None and address.scheme == "http" and not is_loopback(address.hostname or ""):
+            raise ValueError("registry_url is http, so anybody on the way may read registry_password: use https")
+        return self
+
+
+def _is_registry(url: str) -> bool:
+    try:
+        given = urlsplit(url)
+        port = given.port
+    except ValueError:
+        return False
+    plain = url.isascii() and url.isprintable() and not set(" ?#@\\") & set(url)
+    return given.scheme in ("http", "https") and bool(given.hostname) and port != 0 and plain
+
+
+class Options(RegistryOptions):
     """The options that only Kafka has."""
 
     topic: str = Field("{topic}", min_length=1)

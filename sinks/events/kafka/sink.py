@@ -20,13 +20,18 @@ from cdc.errors import ConfigError, StoreError
 from cdc.model.position import Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import EpochPassed, Traits
+from sinks.events.avro import Avro
+from sinks.events.bodyformat import Encoding
+from sinks.events.connectjson import ConnectJson
 from sinks.events.event import EventBatch
+from sinks.events.eventcolumns import EventForm
 from sinks.events.heldback import queue_names
 from sinks.events.kafka.client import Brokers, TakenOver, require_client
 from sinks.events.kafka.ledger import Ledger, create
 from sinks.events.kafka.limits import EventLimits
 from sinks.events.kafka.messages import messages, sizes_of
 from sinks.events.kafka.options import Options, is_legal
+from sinks.events.kafka.registry import Registry
 from sinks.events.markedchannel import MarkedChannel
 from sinks.events.sink import TRAITS, EventSink
 from sinks.events.standing import EventStanding
@@ -127,7 +132,13 @@ class KafkaChannel(MarkedChannel):
 
     def _unfit(self, events: EventBatch) -> Mapping[int, str]:
         most = self._options.message_bytes_max - FRAME_BYTES
-        return {
+        reasons = events.column("unfit")
+        odd = (
+            {}
+            if reasons.null_count == len(events)
+            else {row: one for row, one in enumerate(reasons.to_pylist()) if one is not None}
+        )
+        return odd | {
             row: f"it has {size} bytes with key and headers, and a message may have {most} (message_bytes_max)"
             for row, size in _beyond(sizes_of(events), most)
         }
@@ -372,11 +383,13 @@ class Filling:
 
 
 class KafkaSink(EventSink):
-    """See ``sinks.contract.Sink``."""
+    """See ``sinks.contract.Sink``. Schemas are registered when the first change under them is applied: one that the registry refuses holds the store up there."""
 
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options, KafkaChannel(name, options))
         self._topics = options
+        self._registry = Registry(name, options)
+        self._encodings: dict[TopicSchema, Encoding] = {}
 
     def foresee(self, schemas: Sequence[TopicSchema]) -> None:
         super().foresee(schemas)
@@ -387,6 +400,23 @@ class KafkaSink(EventSink):
         super().prepare(schema)
         self._refuse_odd(schema)
 
+    def _form(self, schema: TopicSchema) -> EventForm:
+        return replace(self._preview_form(schema), encoding=self._encoding(schema))
+
+    def _preview_form(self, schema: TopicSchema) -> EventForm:
+        return super()._form(schema)
+
+    def _encoding(self, schema: TopicSchema) -> Encoding | None:
+        if self._topics.format == "json":
+            return None
+        if schema not in self._encodings:
+            style, name = self._choices.style(schema), self._topics.topic_of(schema.topic)
+            if self._topics.format == "avro":
+                self._encodings[schema] = Avro(schema, style, self.name, name, self._registry.schema_id)
+            else:
+                self._encodings[schema] = ConnectJson(schema, style, self.name, name)
+        return self._encodings[schema]
+
     def _refuse_odd(self, schema: TopicSchema) -> None:
         name = self._topics.topic_of(schema.topic)
         if not is_legal(name):
@@ -394,6 +424,12 @@ class KafkaSink(EventSink):
                 f"stores.{self.name}.topic: {schema.topic} would be the topic {name}, which is not a name that Kafka knows",
                 hint="letters, digits, '.', '_' and '-' are, up to 249 of them; write a name without a place for the table's, or leave the table out",
             )
+        self._encoding(schema)
+
+    def close(self) -> None:
+        super().close()
+        self._registry.close()
+        self._encodings.clear()
 
 
 def traits(options: Options) -> Traits:  # noqa: ARG001

@@ -18,6 +18,8 @@ from tests.contract.rows import ORDERS, TYPES
 
 SASL = {"security_protocol": "sasl_ssl", "sasl_mechanism": "SCRAM-SHA-512", "sasl_username": "cdc", "sasl_password": "hunter2"}
 
+AVRO = {"format": "avro", "body": "debezium", "registry_url": "http://127.0.0.1:1"}
+
 
 def options(**more: Any) -> Options:
     return Options.model_validate({"kind": "kafka", "servers": "a.internal:9092,b.internal:9092"} | more)
@@ -36,6 +38,15 @@ def options(**more: Any) -> Options:
         ({"ca_certs": "/x"}, "without TLS"),
         ({"security_protocol": "ssl", "client_cert": "/x"}, "belong together"),
         ({"body": "avro"}, "body"),
+        ({"format": "avro", "registry_url": "http://127.0.0.1:1"}, 'needs body = "debezium"'),
+        ({"format": "json-schema", "body": "change"}, 'needs body = "debezium"'),
+        (AVRO | {"registry_url": None}, "belong together"),
+        ({"registry_url": "http://127.0.0.1:1"}, "belong together"),
+        (AVRO | {"registry_url": "https://me:hunter2@a.internal"}, "is not an address"),
+        (AVRO | {"registry_url": "kafka:9092"}, "is not an address"),
+        (AVRO | {"registry_username": "cdc"}, "belong together"),
+        (AVRO | {"registry_ca_certs": "/x"}, "needs a registry_url of https"),
+        (AVRO | {"registry_url": "http://a.internal", "registry_username": "a", "registry_password": "b"}, "is http"),
         ({"workers_from_rows": 1}, "workers_from_rows"),
     ],
 )
