@@ -39,6 +39,7 @@ from cdc.embedded.s3 import S3
 from cdc.embedded.valkey import Valkey
 from tests.lakes import BUCKET, Lake
 from tests.rediscluster import RedisCluster
+from tests.securekafka import SecureKafka, secure_kafka
 
 SEED_VARIABLE = "HEADWATER_SEED"
 # Every process that the tests start inherits this mark, by which the last check finds those that are left.
@@ -424,12 +425,17 @@ def opensearch(_opensearch_server: OpenSearch) -> Iterator[OpenSearch]:
 
 
 @pytest.fixture(scope="session")
-def kafka(server_folder: Path) -> Iterator[Kafka]:
+def secured(server_folder: Path) -> Iterator[SecureKafka]:
+    made = secure_kafka(server_folder / "kafka")
+    made.kafka.start()
+    yield made
+    made.kafka.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka(secured: SecureKafka) -> Kafka:
     """The session's broker, which keeps its topics from test to test: each test has names of its own."""
-    server = Kafka(server_folder / "kafka")
-    server.start()
-    yield server
-    server.stop()
+    return secured.kafka
 
 
 @pytest.fixture

@@ -54,8 +54,8 @@ class Kafka(EmbeddedServer):
         """``settings``: lines of ``server.properties``, over ours."""
         super().__init__(folder)
         self.port = free_port()
-        self._controller_port = free_port()
-        self._settings = dict(settings or {})
+        self.controller_port = free_port()
+        self.settings = dict(settings or {})
 
     @property
     def servers(self) -> str:
@@ -83,13 +83,13 @@ class Kafka(EmbeddedServer):
     def _write_settings(self) -> Path:
         own = {
             **_ALONE,
-            "listeners": f"{LISTENER}://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self._controller_port}",
+            "listeners": f"{LISTENER}://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self.controller_port}",
             "advertised.listeners": f"{LISTENER}://127.0.0.1:{self.port}",
             "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,{LISTENER}:PLAINTEXT",
             "inter.broker.listener.name": LISTENER,
-            "controller.quorum.voters": f"1@127.0.0.1:{self._controller_port}",
+            "controller.quorum.voters": f"1@127.0.0.1:{self.controller_port}",
             "log.dirs": str(self.folder / "data"),
-            **self._settings,
+            **self.settings,
         }
         (self.folder / "log4j2.properties").write_text(_LOG, encoding="utf-8")
         path = self.folder / "server.properties"

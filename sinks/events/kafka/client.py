@@ -20,7 +20,7 @@ _RIGHTS: Final = (
     "DescribeConfigs, and on the transactional id, which is called like the ledger, Write and Describe"
 )
 _MAKE: Final = "create it, or set `create = true`; it is looked for again"
-_ACCOUNT: Final = "correct sasl_mechanism, sasl_username and sasl_password"
+_ACCOUNT: Final = "correct sasl_mechanism, sasl_username and sasl_password in cdc.toml"
 
 # The error's name → (whether waiting helps, what is wrong, what to do).
 _MEANINGS: Final[Mapping[str, tuple[bool, str, str]]] = {
@@ -45,7 +45,12 @@ _MEANINGS: Final[Mapping[str, tuple[bool, str, str]]] = {
     "_AUTHENTICATION": (False, "the brokers do not accept the account", _ACCOUNT),
     "SASL_AUTHENTICATION_FAILED": (False, "the brokers do not accept the account", _ACCOUNT),
     "UNSUPPORTED_SASL_MECHANISM": (False, "the brokers do not know the sasl_mechanism", _ACCOUNT),
-    "_SSL": (False, "TLS with the brokers fails", "correct security_protocol, ca_certs, client_cert and client_key"),
+    "_SSL": (False, "TLS with the brokers fails", "correct security_protocol, ca_certs, client_cert and client_key in cdc.toml"),
+    "_INVALID_ARG": (
+        False,
+        "a file that TLS needs cannot be read",
+        "correct ca_certs, client_cert, client_key and client_key_password in cdc.toml",
+    ),
     "TOPIC_AUTHORIZATION_FAILED": (False, "the account may not do that with the topic", _RIGHTS),
     "CLUSTER_AUTHORIZATION_FAILED": (False, "the account may not do that with the cluster", _RIGHTS),
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": (False, "the account may not use the transactional id", _RIGHTS),
@@ -69,6 +74,9 @@ FENCED: Final = frozenset(("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH
 """The names of the errors by which a writer learns that another has taken over."""
 _CAUSES: Final = frozenset(("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "_SSL", "_RESOLVE"))
 """What the client reports beside, while whoever waits only sees that nobody answers."""
+
+_TLS_ALERT: Final = "SSL alert"
+"""Stands in the client's text of a connection that the broker has refused for TLS's sake, and not in that of one that merely broke. Nothing of the text is passed on."""
 
 _UNHEARD: Final = logging.Logger("kafka")
 """Hears the client's own log, and passes nothing on: what matters is raised."""
@@ -152,3 +160,5 @@ class Brokers:
     def _reported(self, error: KafkaError) -> None:
         if error.name() in _CAUSES:
             self._cause = error.name()
+        elif error.name() == "_TRANSPORT" and _TLS_ALERT in error.str():
+            self._cause = "_SSL"  # as brokers say when they ask for a certificate and get none
