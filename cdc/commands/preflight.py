@@ -17,6 +17,7 @@ from cdc.commands.transport import check_transport
 from cdc.diskspace import free_bytes
 from cdc.embedded.cache import cache_folder
 from cdc.errors import ConfigError, HeadwaterError, SourceError
+from cdc.expressions.refusal import near
 from cdc.model.position import ZERO_CUT
 from cdc.model.selection import matches
 from cdc.model.table import Table
@@ -56,18 +57,29 @@ def examine(given: Invocation, *, fix: bool) -> Iterator[Finding]:
     yield _disk(settings.log.dir)
     for name in settings.stores:
         yield from _store(settings, name, tables)
-    yield from _views(settings)
+    yield from view_findings(settings, tables)
     yield from check_transport(settings)
 
 
-def _views(settings: Settings) -> Iterator[Finding]:
+def view_findings(settings: Settings, tables: Sequence[Table]) -> Iterator[Finding]:
+    """``tables``: that are captured; none where the source does not tell."""
     if not settings.views:
         return
     from cdc.derive.declarations import declared_views
 
+    known = {*topics_of(settings.views), *(table.qualified for table in tables)}
+    if tables:
+        known |= {table.qualified for table in _logged(settings)}
     try:
         for name, view in declared_views(settings).items():
-            yield Finding("ok", f"view {name}", f"reads {', '.join(view.topics)}")
+            missing = [topic for topic in view.topics if tables and topic not in known]
+            if missing:
+                hint = near(missing[0], known) or "correct its sql, or let source.tables select the table"
+                yield Finding(
+                    "fail", f"view {name}", f"reads {', '.join(missing)}, which is not captured: it would wait for ever", hint
+                )
+            else:
+                yield Finding("ok", f"view {name}", f"reads {', '.join(view.topics)}")
     except ConfigError as error:
         yield Finding("fail", "views", str(error), error.hint)
 

@@ -266,7 +266,7 @@ def test_the_documented_keys_are_the_real_ones(tmp_path: Path) -> None:
     stops.record(tmp_path / "run", "follow-cache", Stopped(StopState.STORE_REFUSES, "all"))
     auditstate.save(tmp_path / "run", "cache", AuditStanding(tables=(TableStanding("public.t"),)))
     view = status.ViewStatus(
-        "totals", pid=os.getpid(), state="following", steps=1, topics=["public.orders"], said_at=time.monotonic()
+        "totals", pid=os.getpid(), state="following", position=1, steps=1, topics=["public.orders"], said_at=time.monotonic()
     )
     status.write(tmp_path / "run", "view-totals", view)
     made = settings(tmp_path).model_copy(update={"views": {"totals": View(sql="select id from orders", key=("id",))}})
