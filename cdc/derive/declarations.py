@@ -24,7 +24,7 @@ from cdc.views.parser import parsed_query
 from cdc.views.syntax import QuerySyntax, TableName
 
 MEMORY: Final = "256MB"
-"""The most that a kernel's state holds in memory; the rest lies on the disk."""
+"""The most that a kernel's engine holds in memory; the rest lies on the disk. Pages of the rows that it keeps are beside that (``cdc.views.state.PAGES_KB``)."""
 _JSON: Final = (ScalarType.JSON, ScalarType.JSONB)
 _DEFAULT_SCHEMA: Final = "public"
 """Where a table is whose schema is not written."""
