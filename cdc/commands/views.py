@@ -76,7 +76,7 @@ def explain(
             "key": list(view.key),
             "reads": {topic: list(reads.get(topic, ())) for topic in declared.topics},
             "rows": None if own is None else _rows(log, own.name),
-            "select": view.sql.strip(),
+            "select": declared.sql.strip(),
         }
     if as_json:
         print_json(facts)

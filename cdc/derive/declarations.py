@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from cdc.derive.ports import BoundView, DeclaredView
+from cdc.derive.ports import BoundView
 from cdc.errors import ConfigError
 from cdc.expressions.refusal import PartRefused
 from cdc.model.structure import Scalar, ScalarType
@@ -21,6 +21,7 @@ from cdc.views.contract import Kernel
 from cdc.views.definition import ViewDefinition, define
 from cdc.views.kernel import SqlKernel
 from cdc.views.parser import parsed_query
+from cdc.views.rootquery import NestedQuery, nested_query
 from cdc.views.syntax import QuerySyntax, TableName
 
 MEMORY: Final = "256MB"
@@ -30,15 +31,17 @@ _DEFAULT_SCHEMA: Final = "public"
 """Where a table is whose schema is not written."""
 
 
-def declared_views(settings: Settings) -> Mapping[str, DeclaredView]:
+def declared_views(settings: Settings) -> Mapping[str, SqlView]:
     """All of them. Raises ConfigError for a text that is not a query, and for views that are computed from one another in a circle."""
-    found: dict[str, DeclaredView] = {}
+    found: dict[str, SqlView] = {}
     for name, view in settings.views.items():
+        query = nested_query(name, view) if view.root else NestedQuery(view.sql, ())
         try:
-            found[name] = SqlView(name, view, tuple(_topics(parsed_query(view.sql))))
+            found[name] = SqlView(name, view, query, tuple(_topics(parsed_query(query.sql))))
         except PartRefused as refusal:
-            placed = refusal.placed(view.sql)
-            raise ConfigError(f"views.{name}.sql: {placed}", hint=placed.hint) from None
+            placed = refusal.placed(query.sql)
+            at = f"views.{name}.{query.places[placed.place[0] - 1]}: {refusal}" if query.places else f"views.{name}.sql: {placed}"
+            raise ConfigError(at, hint=placed.hint) from None
     refuse_circles({name: one.topics for name, one in found.items()})
     return found
 
@@ -88,19 +91,24 @@ def _tables(part: object) -> Iterator[TableName]:
 
 @dataclass(frozen=True)
 class SqlView:
-    """A view that is declared in SQL."""
+    """A view as the SELECT that it is."""
 
     name: str
     view: View
+    query: NestedQuery
     topics: tuple[str, ...]
 
     @property
     def declaration(self) -> str:
-        said = json.dumps([self.view.sql, list(self.view.key)])
+        said = json.dumps([self.query.sql, list(self.view.key)])
         return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
+    @property
+    def sql(self) -> str:
+        return self.query.sql
+
     def bind(self, schemas: Mapping[str, TopicSchema]) -> BoundView:
-        return BoundSql(define(self.name, self.view.sql, self.view.key, schemas), self.name)
+        return BoundSql(define(self.name, self.query.sql, self.view.key, schemas, self.query.places), self.name)
 
 
 @dataclass(frozen=True)

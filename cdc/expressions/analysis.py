@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from cdc.expressions import constants, decimals, texts
+from cdc.expressions import constants, decimals, objects, texts
 from cdc.expressions.entry import WhitelistEntry, filled
 from cdc.expressions.overloads import chosen_entry, spelled, unknown
 from cdc.expressions.parser import BEFORE, CHANGED
@@ -14,6 +14,7 @@ from cdc.expressions.pgtype import (
     BOOL,
     INT4,
     INTEGERS,
+    JSONB,
     NAMES,
     NUMBERS,
     NUMERIC,
@@ -264,6 +265,8 @@ class Analyst:
     def _form(self, at: int, name: str, syntax: Sequence[Syntax]) -> Term:
         if name == "array_position":
             return self._position(at, syntax)
+        if name == "jsonb_build_object":
+            return self._object(at, syntax)
         terms = [self.term(one) for one in syntax]
         if not terms or (name == "nullif" and len(terms) != 2):
             raise PartRefused(at, f"{name} takes {'two' if name == 'nullif' else 'at least one'}")
@@ -277,6 +280,23 @@ class Analyst:
         for term in terms[1:]:
             found = self._better(at, ">" if name == "greatest" else "<", found, term)
         return found
+
+    def _object(self, at: int, syntax: Sequence[Syntax]) -> Term:
+        if not syntax or len(syntax) % 2:
+            raise PartRefused(at, "jsonb_build_object takes pairs of a name and a value", "write jsonb_build_object('id', id)")
+        names: list[str] = []
+        for one in syntax[::2]:
+            if not isinstance(one, Quoted) or one.text is None:
+                raise PartRefused(one.at, "a name of jsonb_build_object is a constant text", "write jsonb_build_object('id', id)")
+            if one.text in names:
+                raise PartRefused(one.at, f"{one.text} is a name of the object twice", "give one another name")
+            names.append(one.text)
+        values = [self.term(one) for one in syntax[1::2]]
+        values = [self.coerced(one, TEXT) if one.type is UNKNOWN else one for one in values]
+        for name, term in zip(names, values, strict=True):
+            if term.type.name not in objects.SHOWN:
+                raise PartRefused(term.at, f"{name} is {term.type}, which no jsonb is made of", "leave it out")
+        return self._kernel(at, JSONB, objects.built(names, [one.type for one in values]), values)
 
     def _coalesce(self, at: int, kind: PgType, terms: Sequence[Term]) -> Term:
         sql = f"coalesce({', '.join(term.sql for term in terms)})"

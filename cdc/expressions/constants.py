@@ -105,6 +105,12 @@ def _uuid(text: str) -> str:
     return text.lower()
 
 
+def _empty_jsonb(text: str) -> str:
+    if text not in ("[]", "{}"):
+        raise ValueError("a constant of type jsonb is '[]' or '{}'")
+    return text
+
+
 _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "bool": _truth,
     **{kind.name: lambda text, kind=kind: whole(kind, text) for kind in INTEGERS},  # type: ignore[misc]
@@ -114,6 +120,7 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "text": str,
     "enum": str,
     "uuid": _uuid,
+    "jsonb": _empty_jsonb,
     "date": _date,
     "timestamp": lambda text: _moment(text, False),
     "timestamptz": lambda text: _moment(text, True),

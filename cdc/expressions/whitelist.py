@@ -35,9 +35,10 @@ FORMS: Final[Mapping[str, str]] = {
     "coalesce, nullif": "",
     "greatest, least": "of the types that have <",
     "array_position(ARRAY[…], x)": "the number of the first item that equals x",
+    "jsonb_build_object('name', x, …)": "names are constants; a timestamptz is written as in UTC",
 }
 """SQL's own forms, with what to know of them."""
-WORDS_OF_FORMS: Final = ("coalesce", "nullif", "greatest", "least", "array_position")
+WORDS_OF_FORMS: Final = ("coalesce", "nullif", "greatest", "least", "array_position", "jsonb_build_object")
 
 _TIME: Final = "its answer changes with time"
 _SESSION: Final = "its answer depends on the session"

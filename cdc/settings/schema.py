@@ -81,8 +81,12 @@ def _of_model(model: type[BaseModel]) -> _Json:
     return made
 
 
-def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """The model and all inside."""
+def _models(model: type[BaseModel], known: set[type[BaseModel]] | None = None) -> Iterator[type[BaseModel]]:
+    """The model and all inside, each once: some nest themselves. ``known``: those that were given already."""
+    known = set() if known is None else known
+    if model in known:
+        return
+    known.add(model)
     yield model
     inside = [field.annotation for field in model.model_fields.values()]
     extra = model.__annotations__.get("__pydantic_extra__")
@@ -90,7 +94,7 @@ def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
         inside.append(inspect.get_annotations(model, eval_str=True)["__pydantic_extra__"])
     for annotation in inside:
         for found in _inside(annotation):
-            yield from _models(found)
+            yield from _models(found, known)
 
 
 def _inside(annotation: Any) -> Iterator[type[BaseModel]]:

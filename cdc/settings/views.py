@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from cdc.errors import ConfigError
+from cdc.settings.relations import Many, One, checked_table
 from cdc.settings.strict import Strict
 
 VIEWS: Final = "views"
@@ -38,10 +39,20 @@ def _says_something(sql: str) -> str:
 
 
 class View(Strict):
-    sql: Annotated[str, AfterValidator(_says_something)]
+    sql: Annotated[str, AfterValidator(_says_something)] = ""
     """One SELECT over captured tables, and over other views as `views.NAME`: what the view shows, in Postgres's SQL ([views.md](views.md))."""
+    root: Annotated[str, AfterValidator(checked_table)] = ""
+    """In place of `sql`: the table or view of which each row becomes one row of the view, with related rows nested in it ([views.md](views.md#nest-related-rows))."""
     key: tuple[str, ...]
-    """The columns of the SELECT that tell its rows apart. They are never NULL."""
+    """The columns of the SELECT, or of the root, that tell its rows apart. They are never NULL."""
+    columns: tuple[str, ...] = ()
+    """The root's columns that are shown, beside the key."""
+    where: str = ""
+    """A condition on the root's row ([expressions.md](expressions.md)): other rows are not shown."""
+    one: Mapping[str, One] = {}
+    """At most one related row, as an object or NULL, by the field's name."""
+    many: Mapping[str, Many] = {}
+    """Related rows, as an array, by the field's name."""
     batch_rows: int = Field(200_000, ge=2)
     """The most changes of its tables that one step takes, unless one transaction has more."""
     batch_bytes: int = Field(64 * 2**20, ge=1)
@@ -55,6 +66,15 @@ class View(Strict):
         for twice in (name for at, name in enumerate(key) if name in key[:at]):
             raise ValueError(f"names {twice} twice")
         return key
+
+    @model_validator(mode="after")
+    def _is_declared_one_way(self) -> View:
+        if bool(self.sql) == bool(self.root):
+            raise ValueError("has both sql and root; take one of them out" if self.sql else "has neither sql nor root")
+        beside = next((name for name in ("columns", "where", "one", "many") if getattr(self, name)), None)
+        if self.sql and beside:
+            raise ValueError(f"{beside} belongs to a view with root, and this one has sql")
+        return self
 
 
 def view_named(views: Mapping[str, View], name: str) -> View:

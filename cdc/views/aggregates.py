@@ -5,12 +5,14 @@ from __future__ import annotations
 import decimal
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.expressions.decimals import ARITHMETIC, text_of
+from cdc.expressions.objects import jsonb_texts
+from cdc.expressions.pgtype import PgType
 from cdc.model.pgtypes import canonical_text
 from cdc.views.held import ViewStopped
 from cdc.views.plan import Aggregate, Order, PlanColumn, has_scale
@@ -49,9 +51,14 @@ def sliced(number: int, one: Aggregate) -> tuple[list[str], Finish]:
         return [f"list({value}{order}) {valid} AS {name}"], lambda parts: pa.array(
             [None if texts is None else _joined(texts, one.separator) for texts in parts[name].to_pylist()], pa.utf8()
         )
-    return [f"list({value}{order}) {where(there)} AS {name}"], lambda parts: pa.array(
-        [None if values is None else _jsonb(values) for values in parts[name].to_pylist()], pa.utf8()
-    )
+    kind = one.argument.kind
+    return [f"list({value}{order}) {where(there)} AS {name}"], lambda parts: _arrays(kind, parts[name])
+
+
+def _arrays(kind: PgType, lists: pa.Array) -> pa.Array:
+    """jsonb_agg of each list, whose values are of this type."""
+    pieces = pa.ListArray.from_arrays(lists.offsets, jsonb_texts(kind, lists.values), mask=lists.is_null())
+    return pc.binary_join_element_wise("[", pc.binary_join(pieces, ", "), "]", "")
 
 
 def ordered(orders: Sequence[Order]) -> str:
@@ -116,27 +123,6 @@ def _sum_of_texts(texts: list[str] | None, name: str) -> str | None:
             return text_of(total)
     quotient, _ = ARITHMETIC["/"](pa.scalar(text_of(total), pa.utf8()), pa.scalar(len(numbers), pa.int64()))
     return str(quotient.as_py())
-
-
-def _jsonb(values: list[Any]) -> str:
-    return "[" + ", ".join(_json(value) for value in values) + "]"
-
-
-def _json(value: Any) -> str:
-    """As Postgres prints a jsonb value."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, Decimal):
-        return text_of(value)
-    return '"' + "".join(_SHORT.get(sign) or (f"\\u{ord(sign):04x}" if sign < " " else sign) for sign in value) + '"'
-
-
-_SHORT: Final = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
-"""What Postgres escapes beside control characters."""
 
 
 def where(conditions: Sequence[str]) -> str:

@@ -47,10 +47,12 @@ class ViewDefinition:
         return repr((self.sql, self.key, read))
 
 
-def define(name: str, sql: str, key: Sequence[str], topics: Mapping[str, TopicSchema]) -> ViewDefinition:
-    """Checks and plans the view. ``topics``: by name, ``namespace.name``, all that it may read.
+def define(
+    name: str, sql: str, key: Sequence[str], topics: Mapping[str, TopicSchema], places: Sequence[str] = ()
+) -> ViewDefinition:
+    """Checks and plans the view. ``topics``: by name, ``namespace.name``, all that it may read. ``places``: of each line, where it comes from, if nobody wrote the SQL.
 
-    Raises ViewRefused, which says what cannot be kept up, in which line and column, and what to write instead.
+    Raises ViewRefused, which says what cannot be kept up, in which line and column or at which of the places, and what to write instead.
     """
     try:
         planner = Planner(sql, topics)
@@ -58,7 +60,8 @@ def define(name: str, sql: str, key: Sequence[str], topics: Mapping[str, TopicSc
         _check_key(name, key, relation.names, relation.node, planner.knowledge)
     except PartRefused as refusal:
         placed = refusal.placed(sql)
-        raise ViewRefused(f"view {name}, {placed}", hint=placed.hint) from None
+        shown = f"{places[placed.place[0] - 1]}: {refusal}" if places else str(placed)
+        raise ViewRefused(f"view {name}, {shown}", hint=placed.hint) from None
     return ViewDefinition(name, sql, tuple(key), relation.names, relation.node)
 
 

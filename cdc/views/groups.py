@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cdc.expressions import BOOL, PgType
+from cdc.expressions.objects import SHOWN
 from cdc.expressions.pgtype import INT8, INTEGERS, JSONB, NUMERIC, TEXT
 from cdc.expressions.refusal import PartRefused
 from cdc.expressions.syntax import Collated, Name, NumberLiteral, Quoted, Syntax
@@ -164,8 +165,8 @@ class GroupPlanner:
                 raise PartRefused(at, f"string_agg takes texts, and this is {kind}", "write x::text")
             return TEXT
         if name == "jsonb_agg":
-            if kind.name not in ("bool", "int2", "int4", "int8", "numeric", "text", "uuid"):
-                raise PartRefused(at, f"jsonb_agg of {kind} is not kept up", "of integers, numeric, boolean, text and uuid it is")
+            if kind.name not in SHOWN:
+                raise PartRefused(at, f"jsonb_agg of {kind} is not kept up", f"it is of {', '.join(SHOWN)}")
             return JSONB
         raise PartRefused(at, "array_agg is not kept up", "write jsonb_agg(x ORDER BY …), or string_agg")
 

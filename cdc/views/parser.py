@@ -93,6 +93,14 @@ def parsed_query(text: str) -> QuerySyntax:
     return query
 
 
+def parsed_part(text: str) -> Syntax:
+    """The syntax of one expression of a view, which may be an aggregate. Raises PartRefused."""
+    parser = _QueryParser(tokens(text))
+    found = parser.whole()
+    parser.end_of_query()
+    return found
+
+
 def _without_comments(text: str) -> str:
     """Blanks instead, so that places stay."""
     return _COMMENT.sub(lambda one: re.sub(r"[^\n]", " ", one[0]) if one["comment"] else one[0], text)

@@ -27,6 +27,7 @@ from cdc.settings.models import (
     TableOptions,
 )
 from cdc.settings.outbox import Outbox, OutboxColumns
+from cdc.settings.relations import Many, One, Through
 from cdc.settings.secretfile import may_be_a_file
 from cdc.settings.tier import Tier
 from cdc.settings.views import View
@@ -41,6 +42,9 @@ SECTIONS: Final[tuple[tuple[str, type[BaseModel]], ...]] = (
     ("outbox", Outbox),
     ("outbox.columns", OutboxColumns),
     ("views.NAME", View),
+    ("views.NAME.one.FIELD", One),
+    ("views.NAME.many.FIELD", Many),
+    ("views.NAME.many.FIELD.through", Through),
     ("http", Http),
     ("audit", Audit),
     ("privacy", Privacy),

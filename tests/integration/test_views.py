@@ -32,6 +32,20 @@ TOTALS = (
 )
 LARGE = """select name, count(*) as orders from views.joined group by name"""
 
+NESTED = """
+[views.nested]
+root = "public.customers"
+key = ["id"]
+columns = ["name"]
+[views.nested.many.orders]
+table = "public.orders"
+on = { id = "customer_id" }
+order = ["amount desc", "id"]
+limit = 2
+columns = ["id", "amount", "note"]
+totals = { order_count = "count(*)" }
+"""
+
 
 class Shop:
     """A folder with a configuration, its source, and what its Redis shows."""
@@ -47,7 +61,8 @@ class Shop:
             f'[views.joined]\nsql = """{JOINED}"""\nkey = ["id"]\n'
             f'[views.totals]\nsql = """{TOTALS}"""\nkey = ["id"]\n'
             f'[views.large]\nsql = """{LARGE}"""\nkey = ["name"]\n'
-            f'[stores.cache]\nkind = "redis"\nurl = "{cache.url}"\nviews = ["joined", "totals", "large"]\n'
+            f"{NESTED}"
+            f'[stores.cache]\nkind = "redis"\nurl = "{cache.url}"\nviews = ["joined", "totals", "large", "nested"]\n'
         )
         self.config = config
         self.settings = load(config, options_model)
@@ -80,6 +95,7 @@ class Shop:
     def equal(self) -> None:
         for view, sql in (("joined", JOINED), ("totals", TOTALS), ("large", LARGE)):
             assert self.shown(view) == self.expected(view, sql), view
+        assert self.shown("nested") == self.expected("nested", declared_views(self.settings)["nested"].sql)
 
     @contextmanager
     def views(self) -> Iterator[None]:

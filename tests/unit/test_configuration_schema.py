@@ -40,7 +40,20 @@ def wrong(value: Any, schema: Any, at: str = "") -> list[str]:
     """What of ``value`` contradicts the schema: as much of JSON Schema as ours uses."""
     known = {
         *("$ref", "$defs", "$schema", "title", "description", "default", "format", "writeOnly", "type", "properties", "required"),
-        *("additionalProperties", "propertyNames", "items", "minItems", "enum", "const", "anyOf", "allOf", "if", "then", "pattern"),
+        *(
+            "additionalProperties",
+            "minProperties",
+            "propertyNames",
+            "items",
+            "minItems",
+            "enum",
+            "const",
+            "anyOf",
+            "allOf",
+            "if",
+            "then",
+            "pattern",
+        ),
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength"),
     }
     assert isinstance(schema, bool) or schema.keys() <= known, f"{at}: this test does not know {set(schema) - known}"
@@ -49,6 +62,8 @@ def wrong(value: Any, schema: Any, at: str = "") -> list[str]:
     found: list[str] = []
     if "$ref" in schema:
         found += wrong(value, whole()["$defs"][schema["$ref"].removeprefix("#/$defs/")], at)
+    if isinstance(value, dict) and len(value) < schema.get("minProperties", 0):
+        found.append(f"{at} has too few keys")
     if "type" in schema and (
         not isinstance(value, _TYPES[schema["type"]]) or (isinstance(value, bool) and schema["type"] != "boolean")
     ):

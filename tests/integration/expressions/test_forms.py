@@ -107,6 +107,11 @@ WRITTEN = [
     "'a' || 'b'",
     "1.10 + 1",
     "date '2024-02-29' + a_int2",
+    """jsonb_build_object('text', a_text, 't', b_bool, 'é', a_uuid, 'aa', b_enum, 'a"b', a_jsonb, 'none', NULL, 'one', 'x', 'two', 2)""",
+    "jsonb_build_object('i', a_int2, 'j', b_int4, 'k', a_int8, 'n', b_numeric, 'm', a_money, 'f', a_float8, 'g', b_float4)",
+    "jsonb_build_object('d', a_date, 't', b_timestamp, 'z', a_timestamptz, 'o', jsonb_build_object('inner', b_text || '!'))",
+    "jsonb_build_object('q', 10 / a_int4)",
+    "coalesce(CASE WHEN a_bool THEN jsonb_build_object('x', 1) END, '[]'::jsonb)",
 ]
 
 

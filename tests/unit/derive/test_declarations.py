@@ -55,7 +55,7 @@ def test_views_in_a_circle_are_refused_by_their_names() -> None:
         ('[views.v]\nsql = "select 1"\nkey = []\n', "views.v.key: is empty"),
         ('[views.v]\nsql = "select 1"\nkey = ["a", "a"]\n', "views.v.key: names a twice"),
         ('[views.v]\nsql = "select 1"\nkey = ["a"]\nkeys = 1\n', "views.v.keys: unknown key"),
-        ('[views.v]\nkey = ["a"]\n', "views.v.sql: is missing"),
+        ('[views.v]\nkey = ["a"]\n', "views.v: has neither sql nor root"),
         ('[stores.s]\nkind = "console"\nviews = ["ordr"]\n[views.order]\nsql = "select 1"\nkey = ["a"]\n', "there is no view ordr"),
     ],
 )
