@@ -63,7 +63,7 @@ def generations_of(name: str, options: StoreOptions) -> Generations:
     if not options.generational:
         raise ConfigError(
             f"store {name} of kind {options.kind} has no generations beside each other",
-            hint=f"cdc bootstrap {name} --in-place builds it again where it stands; one of kind opensearch has, and one of kind redis or iceberg with a `pointer`",
+            hint=f"cdc bootstrap {name} --in-place builds it again where it stands; one of kind opensearch has, and one of kind redis, or of kind iceberg in a `hadoop` catalog, with a `pointer`",
         )
     found: Generations = _module(options.kind).generations(name, options)
     return found

@@ -30,7 +30,7 @@ from cdc.views.syntax import (
 
 MOST_TOKENS: Final = 3000
 DEEPEST: Final = 60
-_DEEPEST_QUERY: Final = 8
+_DEEPEST_QUERY: Final = 20
 """Subqueries within each other."""
 
 AGGREGATES: Final = frozenset(

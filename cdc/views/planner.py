@@ -27,7 +27,7 @@ from cdc.views.syntax import (
     TableName,
 )
 
-MOST_TABLES: Final = 20
+MOST_TABLES: Final = 50
 
 
 class Planner:
