@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -68,6 +68,8 @@ class Relation(Strict):
     """Its columns that are shown."""
     value: str = ""
     """The one column of it that is shown by itself, in place of an object."""
+    as_: Mapping[str, Literal["text"]] = Field({}, alias="as")
+    """Its columns that are shown as the text that Postgres prints, such as an enum: `{ status = "text" }`."""
     one: Mapping[str, One] = {}
     """What is nested in it in turn: at most one row of another table, by the field's name."""
     many: Mapping[str, Many] = {}
@@ -79,6 +81,9 @@ class Relation(Strict):
     def _shows_one_thing(self) -> Relation:
         if self.value and (self.columns or self.one or self.many):
             raise ValueError("value shows one column by itself, so columns, one and many cannot stand beside it")
+        for name in self.as_:
+            if name not in (*self.columns, self.value):
+                raise ValueError(f"as names {name}, which is not shown: name it in columns or value too")
         return self
 
 

@@ -42,9 +42,11 @@ class _Table:
     place: str
     columns: dict[str, None] = field(default_factory=dict)
 
-    def column(self, name: str) -> str:
+    def column(self, name: str, kinds: Mapping[str, str] = {}) -> str:
+        """``kinds``: the types that columns are shown as."""
         self.columns[name] = None
-        return f"{self.alias}.{quoted(name)}"
+        shown = f"{self.alias}.{quoted(name)}"
+        return f"{shown}::{kinds[name]}" if name in kinds else shown
 
     def lines(self) -> Lines:
         """What stands in FROM."""
@@ -98,7 +100,7 @@ class _Writer:
     def root(self, view: View) -> Lines:
         root = self._table(view.root, view.where, "")
         names = dict.fromkeys((*view.key, *view.columns))
-        shown, joins = self._level(root, list(names), view.one, view.many, "")
+        shown, joins = self._level(root, [_column(root, one, "") for one in names], view.one, view.many, "")
         self._refuse_twice(shown, "")
         items = [(f"{one.sql} AS {quoted(one.name)},", one.place) for one in shown]
         last, place = items[-1]
@@ -121,10 +123,10 @@ class _Writer:
     # --- one level: a row's own columns, and what is nested in it
 
     def _level(
-        self, mine: _Table, columns: Sequence[str], ones: Mapping[str, One], manies: Mapping[str, Many], place: str
+        self, mine: _Table, own: Sequence[_Shown], ones: Mapping[str, One], manies: Mapping[str, Many], place: str
     ) -> tuple[list[_Shown], list[_Join]]:
-        """The fields, and what the row has to be joined with for them."""
-        shown = [_Shown(one, mine.column(one), _below(place, "columns")) for one in columns]
+        """The fields, after the row's ``own``, and what the row has to be joined with for them."""
+        shown = [*own]
         joins: list[_Join] = []
         for name, one in ones.items():
             fields, more = self._one(mine, name, one, _below(place, f"one.{name}"))
@@ -141,8 +143,9 @@ class _Writer:
         on = " AND ".join(f"{table.column(theirs)} = {mine.column(own)}" for own, theirs in one.on.items())
         join = _Join(table, table.alias, on, place)
         if one.value:
-            return [_Shown(name, table.column(one.value), place)], [join]
-        shown, more = self._level(table, one.columns, one.one, one.many, place)
+            return [_Shown(name, table.column(one.value, one.as_), place)], [join]
+        own = [_column(table, each, place, one.as_) for each in one.columns]
+        shown, more = self._level(table, own, one.one, one.many, place)
         if one.flat is not None:
             return [_Shown(one.flat + each.name, each.sql, each.place) for each in shown], [join, *more]
         self._refuse_twice(shown, place)
@@ -179,11 +182,12 @@ class _Writer:
         joins: list[_Join] = []
         if many.through is not None:
             first = between = self._table(many.through.table, "", _below(place, "through"))
-        shown, joins = self._level(table, many.columns, many.one, many.many, place)
+        own = [_column(table, one, place, many.as_) for one in many.columns]
+        shown, joins = self._level(table, own, many.one, many.many, place)
         if between is not None and many.through is not None:
             shown += [_Shown(one, between.column(one), _below(place, "through.columns")) for one in many.through.columns]
         self._refuse_twice(shown, place)
-        value = table.column(many.value) if many.value else _object(shown)
+        value = table.column(many.value, many.as_) if many.value else _object(shown)
         keys = [first.column(theirs) for theirs in (many.on if many.through is None else many.through.on).values()]
         order = ", ".join(self._order(many, table, between))
         behind = [(f"WHERE {' AND '.join(f'{one} IS NOT NULL' for one in keys)}", place)]
@@ -293,6 +297,10 @@ _NUMBER: Final = '"_number"'
 
 def _key(number: int) -> str:
     return quoted(f"_{number + 1}")
+
+
+def _column(table: _Table, name: str, place: str, kinds: Mapping[str, str] = {}) -> _Shown:
+    return _Shown(name, table.column(name, kinds), _below(place, "columns"))
 
 
 def _below(place: str, name: str) -> str:

@@ -15,8 +15,10 @@ from tests.integration.views.generated import EQUAL, SETUP, GeneratedTable, Hist
 from tests.integration.views.stage import Connection, Stage
 
 CUTS: Final = 12
-SHOWN: Final = (*EQUAL, "numeric", "float8", "jsonb")
-"""Types that can stand in a jsonb."""
+SHOWN: Final = (*EQUAL, "numeric", "float8", "jsonb", "mood")
+"""Types that can stand in a jsonb …"""
+AS_TEXT: Final = ("mood",)
+"""… and those of them that have to be shown as text there."""
 
 
 class Nestings:
@@ -74,10 +76,14 @@ class Nestings:
             return {}
         made: dict[str, Any] = {"table": f"public.{other.name}", "on": on, **self._where(other)}
         if self._rng.random() < 0.2:
-            return made | {"value": self._shown(other)[0]}
+            return made | self._as_text(other, {"value": self._shown(other)[-1]})
         if self._rng.random() < 0.3:
             made["flat"] = self._name("flat")
-        return made | {"columns": self._shown(other)} | self._nested(other, deep - 1)
+        return made | self._as_text(other, {"columns": self._shown(other)}) | self._nested(other, deep - 1)
+
+    def _as_text(self, table: GeneratedTable, made: dict[str, Any]) -> dict[str, Any]:
+        names = made.get("columns") or [made["value"]]
+        return made | {"as": {one: "text" for one in names if table.columns[one] in AS_TEXT}}
 
     def _shown(self, table: GeneratedTable) -> list[str]:
         return [table.key[0], *self._some([one for one, kind in table.columns.items() if kind in SHOWN and one != table.key[0]])]
@@ -107,8 +113,8 @@ class Nestings:
         if self._rng.random() < 0.4:
             made["limit"] = self._rng.choice((1, 2))
         if self._rng.random() < 0.2:
-            return made | {"order": order, "value": self._shown(other)[0]}
-        return made | {"order": order, "columns": self._shown(other)} | self._nested(other, deep - 1)
+            return made | self._as_text(other, {"order": order, "value": self._shown(other)[-1]})
+        return made | self._as_text(other, {"order": order, "columns": self._shown(other)}) | self._nested(other, deep - 1)
 
     def _ordered(self, table: GeneratedTable, name: str) -> str:
         collated = ' COLLATE "C"' if table.columns[name] == "text" else ""

@@ -56,6 +56,16 @@ COMPILED: Final = {
         'SELECT t1."id" AS "id", t2."name" AS "c_name" '
         'FROM "public"."orders" t1 LEFT JOIN "public"."customers" t2 ON t2."id" = t1."customer_id"',
     ),
+    "as": (
+        ROOT + CUSTOMER + 'columns = ["id", "name"]\nas = { name = "text" }',
+        """SELECT t1."id" AS "id", CASE WHEN t2."id" IS NOT NULL THEN jsonb_build_object('id', t2."id", 'name', t2."name"::text) END """
+        """AS "customer" FROM "public"."orders" t1 LEFT JOIN "public"."customers" t2 ON t2."id" = t1."customer_id\"""",
+    ),
+    "as of a value": (
+        ROOT + CUSTOMER + 'value = "name"\nas = { name = "text" }',
+        'SELECT t1."id" AS "id", t2."name"::text AS "customer" '
+        'FROM "public"."orders" t1 LEFT JOIN "public"."customers" t2 ON t2."id" = t1."customer_id"',
+    ),
     "value": (
         ROOT + CUSTOMER + 'value = "name"',
         'SELECT t1."id" AS "id", t2."name" AS "customer" '
@@ -106,6 +116,7 @@ def test_a_key_becomes_this_sql(key: str) -> None:
 
 
 REFUSED: Final = [
+    (ROOT + CUSTOMER + 'columns = ["id"]\nas = { name = "text" }', "as names name, which is not shown"),
     (ROOT + 'sql = "select 1"', "views.order: has both sql and root"),
     ('key = ["id"]', "views.order: has neither sql nor root"),
     ('sql = "select 1"\nkey = ["id"]\ncolumns = ["id"]', "views.order: columns belongs to a view with root"),
