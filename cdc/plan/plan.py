@@ -26,6 +26,7 @@ from cdc.model.facts import Facts, Publishing
 from cdc.model.selection import matches, named
 from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
+from cdc.plan import views
 from cdc.privacy.policies import protection_of
 from cdc.settings.models import Settings, StoreOptions
 from cdc.source.capturable import identity_problem, keyless_line
@@ -53,16 +54,17 @@ _COMMENTS: Final = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """The effect of one change on one store."""
+    """The effect of one change on one store, or on one view."""
 
     store: str
+    """Its name; of a view, ``view NAME``."""
     action: str
-    """One of ``sinks.policy.Action``, ``JOINS`` or ``STOPS``."""
+    """One of ``sinks.policy.Action``, ``JOINS`` or ``STOPS``; of a view, one of those of ``cdc.plan.views``."""
     why: str
 
     @property
     def stops(self) -> bool:
-        return self.action in (Action.PAUSE, Action.BROKEN, STOPS)
+        return self.action in (Action.PAUSE, Action.BROKEN, STOPS, views.STOPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,8 @@ def plan_catalog(settings: Settings) -> Plan:
         now |= _joining(connection, settings, now)
         revealed = tuple(_revealed(settings, reader, now.values()))
         left_out = _left_out(settings, connection, now.keys())
-        remarks = (*revealed, *_keyless(settings, now.values()), *left_out, *_remarks(settings, reader, connection))
+        of_views = (Remark(f"view {name}", what, stops) for name, what, stops in views.redefined(settings))
+        remarks = (*revealed, *_keyless(settings, now.values()), *left_out, *_remarks(settings, reader, connection), *of_views)
         if any(remark.stops for remark in revealed):
             return Plan((), remarks)
         gone = sorted(known.facts.keys() - now.keys())
@@ -279,9 +282,10 @@ def _planned(
     logged = protection_of(settings, reader).logged
     found = []
     held = dict(known.tables)
+    reading = views.ReadingViews(settings, reader)
     for change in _logged(changes, logged):
         topic = change.table.qualified
-        effects = tuple(_effects(settings, held, known.ended, change))
+        effects = (*_effects(settings, held, known.ended, change), *_on_views(reading, held, known.ended, change))
         if not (change.kind is Kind.ALTERED and all(effect.action == Action.NOTHING for effect in effects) and effects):
             reread = rows.get(change.table.oid, 0) if change.table.oid in again and change.kind in _READ_AGAIN else None
             what = described(_schema(held.get(topic)), TopicChange.of(change))
@@ -329,6 +333,14 @@ def _effects(settings: Settings, held: Mapping[str, Table], ended: Collection[st
         follows = action in (Action.NOTHING, Action.EVOLVE, Action.REWRITE, Action.EMPTY) and change.kind not in _ENDS
         problem = _foreseen(store, options, there, change.table) if follows else None
         yield Effect(store, action, verdict.why) if problem is None else Effect(store, STOPS, f"{verdict.why}; {problem}")
+
+
+def _on_views(
+    reading: views.ReadingViews, held: Mapping[str, Table], ended: Collection[str], change: SchemaChange
+) -> Iterator[Effect]:
+    for view in reading.reading(change.table.qualified):
+        if (effect := reading.effect(view, held, ended, change)) is not None:
+            yield Effect(f"view {view.name}", *effect)
 
 
 def _schema(table: Table | None) -> TopicSchema | None:

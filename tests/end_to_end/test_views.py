@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import psycopg
+import pytest
 
 from cdc.client.wait import wait
 from cdc.log.home import open_reader
@@ -129,6 +130,7 @@ def watched(config: Path, lines: int) -> list[str]:
             top.terminate()
 
 
+@pytest.mark.timeout(600)
 def test_views_run_beside_each_other(postgres: Database, valkey: Cache, tmp_path: Path, seed: int) -> None:
     shop, daemon = Shop(tmp_path, postgres, valkey), Daemon(tmp_path, lambda: None)
     try:

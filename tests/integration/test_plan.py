@@ -13,16 +13,20 @@ from pydantic import SecretStr
 
 from cdc.commands.plan import lines
 from cdc.commands.preflight import refuse_unknown
+from cdc.derive.declarations import declared_views
 from cdc.errors import ConfigError, SourceError
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.home import open_reader
 from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.position import Lsn
 from cdc.model.topic import TopicSchema
+from cdc.plan import views
 from cdc.plan.plan import JOINS, Plan, plan_catalog, plan_ddl
 from cdc.settings.models import Contract, Settings
+from cdc.settings.views import View
 from cdc.source.connection import connect
 from cdc.source.facts import read_facts, save_facts
+from cdc.state import status
 from sinks import make_sink, options_model
 from tests.conftest import Cache, Database
 
@@ -343,6 +347,45 @@ def test_a_changed_configuration(shop: Settings, valkey: Cache) -> None:
     [refused] = plan_catalog(cache(tables=("public.items",), key="item:{price}")).remarks
     assert refused.stops
     assert "places are named by price, and were not" in refused.what
+
+
+@pytest.fixture
+def viewed(shop: Settings) -> Settings:
+    """With a view of a table that no store holds, and one that is computed from it."""
+    views = {
+        "dear": View(sql="select id, name, price * 2 as twice from items where price > 1", key=("id",)),
+        "dearer": View(sql="select id from views.dear", key=("id",)),
+    }
+    return shop.model_copy(update={"views": views, "stores": {}})
+
+
+@pytest.mark.parametrize(
+    ("statement", "effect"),
+    [
+        ("alter table items drop column price", views.STOPS),
+        ("alter table items alter column price type text", views.STOPS),
+        ("alter table items alter column name type varchar(9) using left(name, 9)", views.AGAIN),
+        ("drop table items", views.STOPS),
+        ("alter table items rename to articles", views.STOPS),
+        ("alter table items add column other int", None),
+        ("alter table others add column other int", None),
+    ],
+)
+def test_what_ddl_does_to_views(viewed: Settings, statement: str, effect: str | None) -> None:
+    plan = plan_ddl(viewed, statement, timeout_ms=5000)
+    found = {one.store: one.action for change in plan.changes for one in change.effects}
+    assert found == ({} if effect is None else {"view dear": effect})
+    assert plan.ok is (effect != views.STOPS)
+
+
+def test_what_the_configuration_says_anew_of_views(viewed: Settings) -> None:
+    status.write(viewed.run_dir, status.view_part("dear"), status.ViewStatus(view="dear", declaration="another"))
+    said = list(lines(plan_catalog(viewed)))
+    assert any(one.startswith("view dear: is defined otherwise") for one in said), said
+    assert any(one.startswith("view dearer: is new") for one in said), said
+    known = declared_views(viewed)["dear"].declaration
+    status.write(viewed.run_dir, status.view_part("dear"), status.ViewStatus(view="dear", declaration=known))
+    assert not any("view dear:" in one for one in lines(plan_catalog(viewed)))
 
 
 @pytest.mark.parametrize(

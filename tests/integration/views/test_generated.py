@@ -73,6 +73,7 @@ def test_some_generated_views_have_what_postgres_has(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_many_generated_views_have_what_postgres_has(
     postgres: Database, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -153,5 +153,6 @@ def test_some_generated_nestings_have_what_postgres_has(postgres: Database, seed
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_many_generated_nestings_have_what_postgres_has(postgres: Database, seed: int, tmp_path: Path) -> None:
     _cases(postgres.connect(), seed, 200, tmp_path)

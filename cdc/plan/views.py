@@ -1,0 +1,85 @@
+"""What a change of a table does to the views that read it, and what the configuration says anew of views."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final
+
+from cdc.derive.declarations import SqlView, declared_views
+from cdc.derive.netrange import TopicReads
+from cdc.errors import ConfigError, HeadwaterError, StopState
+from cdc.log.contract import LogReader
+from cdc.model.evolution import Kind, SchemaChange
+from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
+from cdc.settings.models import Settings
+from cdc.settings.views import topic_of
+from cdc.state import status
+
+STOPS: Final = f"stops ({StopState.VIEW_REFUSED})"
+AGAIN: Final = "is computed again"
+_ENDS: Final = (Kind.DROPPED, Kind.RENAMED, Kind.UNPUBLISHED)
+
+
+class ReadingViews:
+    """The configured views, of which the log may hold other views' topics."""
+
+    def __init__(self, settings: Settings, reader: LogReader) -> None:
+        """Raises ConfigError where a view's text is no query."""
+        self._views = declared_views(settings)
+        derived = set(map(topic_of, settings.views))
+        self._derived = {topic.name: topic.schema for topic in reader.topics() if topic.name in derived}
+
+    def reading(self, topic: str) -> Sequence[SqlView]:
+        return [one for one in self._views.values() if topic in one.topics]
+
+    def effect(
+        self, view: SqlView, held: Mapping[str, Table], ended: Collection[str], change: SchemaChange
+    ) -> tuple[str, str] | None:
+        """What the view does, and why; None where nothing changes for it, or too little is known. ``held``: the log's tables before the change, by topic; those
+        of ``ended`` are gone."""
+        topic = change.table.qualified
+        if change.kind in _ENDS:
+            return STOPS, f"{topic} was {change.kind}"
+        before = self._schemas(view, held, ended)
+        after = before | {topic: TopicSchema.of(change.table)}
+        if topic not in before or any(name not in after for name in view.topics):
+            return None
+        try:
+            now = _reads(view, after, topic)
+        except HeadwaterError as error:
+            return STOPS, str(error)
+        try:
+            same = _reads(view, before, topic).signature == now.signature
+        except HeadwaterError:
+            same = False  # it stands still as things are, and goes on with the change
+        if change.empties or not same:
+            return AGAIN, f"{topic} has other columns for it, or other rows"
+        return None
+
+    def _schemas(self, view: SqlView, held: Mapping[str, Table], ended: Collection[str]) -> dict[str, TopicSchema]:
+        tables = {name: TopicSchema.of(held[name]) for name in view.topics if name in held and name not in ended}
+        return tables | {name: self._derived[name] for name in view.topics if name in self._derived}
+
+
+def _reads(view: SqlView, schemas: Mapping[str, TopicSchema], topic: str) -> TopicReads:
+    return TopicReads.of(schemas[topic], view.bind(schemas).reads[topic])
+
+
+def redefined(settings: Settings) -> Iterator[tuple[str, str, bool]]:
+    """Of each view that the configuration defines otherwise than its process last knew: its name, what happens, and whether that stops something."""
+    try:
+        views = declared_views(settings)
+    except ConfigError as error:
+        yield "views", error.line(), True
+        return
+    for name, view in views.items():
+        saved = status.read_view(settings.run_dir, name)
+        if saved is None:
+            yield name, "is new: it is computed from the log at the next start of cdc run", False
+        elif saved.declaration and saved.declaration != view.declaration:
+            yield (
+                name,
+                f"is defined otherwise than before: it {AGAIN} at the next start of cdc run, and its topic gets what differs",
+                False,
+            )
