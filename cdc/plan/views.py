@@ -1,4 +1,4 @@
-"""What a change of a table does to the views that read it, and what the configuration says anew of views."""
+"""Views in `cdc plan`: the effect of a table's change on those that read it, and of another definition in the configuration."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ReadingViews:
     def effect(
         self, view: SqlView, held: Mapping[str, Table], ended: Collection[str], change: SchemaChange
     ) -> tuple[str, str] | None:
-        """What the view does, and why; None where nothing changes for it, or too little is known. ``held``: the log's tables before the change, by topic; those
+        """The view's part in it, and why; None where nothing changes for it, or too little is known. ``held``: the log's tables before the change, by topic; those
         of ``ended`` are gone."""
         topic = change.table.qualified
         if change.kind in _ENDS:
@@ -67,7 +67,7 @@ def _reads(view: SqlView, schemas: Mapping[str, TopicSchema], topic: str) -> Top
 
 
 def redefined(settings: Settings) -> Iterator[tuple[str, str, bool]]:
-    """Of each view that the configuration defines otherwise than its process last knew: its name, what happens, and whether that stops something."""
+    """The views that the configuration defines otherwise than their processes last knew: name, consequence, and whether that stops something."""
     try:
         views = declared_views(settings)
     except ConfigError as error:
