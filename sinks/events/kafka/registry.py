@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 from typing import Any, Final
@@ -42,6 +43,8 @@ class Registry:
         return known
 
     def close(self) -> None:
+        """Forgets the ids as well: a registry that was restored from a backup may have given them to other schemas."""
+        self._ids.clear()
         if self._pool is not None:
             self._pool.close()
         self._pool = None
@@ -86,7 +89,8 @@ class Registry:
         options = self._options
         if options.registry_username is None or options.registry_password is None:
             return {}
-        return dict(urllib3.make_headers(basic_auth=f"{options.registry_username}:{options.registry_password.get_secret_value()}"))
+        account = f"{options.registry_username}:{options.registry_password.get_secret_value()}"
+        return {"authorization": f"Basic {base64.b64encode(account.encode()).decode()}"}
 
     def _connected(self) -> urllib3.HTTPConnectionPool:
         if self._pool is None:

@@ -120,6 +120,19 @@ def test_the_account_is_sent_and_never_shown() -> None:
     assert "wr0ng" not in f"{refused.value} {refused.value.hint} {refused.value.__cause__}"
 
 
+def test_an_account_may_have_any_letters() -> None:
+    with RegistryTwin(("çdc", "pä€")) as twin:
+        assert client(twin, registry_username="çdc", registry_password="pä€").schema_id("a", STRING) == 1
+
+
+def test_a_registry_that_was_restored_is_asked_again_by_a_store_that_is_opened_again(twin: RegistryTwin) -> None:
+    registry = client(twin)
+    assert registry.schema_id("a", STRING) == 1
+    twin.schemas[:], twin.subjects = ['"int"'], {"b": [1]}
+    registry.close()
+    assert registry.schema_id("a", STRING) == 2
+
+
 def test_tls_and_an_authority_of_ones_own(tmp_path: Path) -> None:
     authority = Authority()
     known, other = tmp_path / "ca.pem", tmp_path / "other.pem"
