@@ -7,6 +7,7 @@ import datetime as dt
 import io
 import json
 import random
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -189,6 +190,16 @@ def test_names_are_made_valid_and_must_differ() -> None:
     both = Table(900_102, "public", "t", (Column("a b", TEXT, -1, "text", key=True), Column("a-b", TEXT, -1, "text")))
     with pytest.raises(ConfigError, match="the columns a b and a-b would both be the field a_b in Avro"):
         avro(schemas, both)
+
+
+def test_a_place_within_an_object_cannot_be_the_name_of_another_column() -> None:
+    table = Table(900_103, "public", "t", (Column("a_b", TEXT, -1, "text", key=True), Column("x", TEXT, -1, "text")))
+    plain = TopicSchema.of(table)
+    placed = replace(plain, fields=(plain.fields[0], replace(plain.fields[1], path=("a", "b"))))
+    with pytest.raises(
+        ConfigError, match=r"stores\.bus\.tables: public\.t: the columns a_b and x would both be the field a_b in Connect's JSON"
+    ):
+        ConnectJson(placed, Style(), "bus", NAME)
 
 
 @pytest.mark.parametrize("kind", ["avro", "json"])
