@@ -133,8 +133,10 @@ _NAMES: Final = {
 def _texts(shown: pa.RecordBatch, form: FlatForm) -> Iterator[tuple[str, pa.Array]]:
     if not form.texts.fields:
         return
-    for member, texts in fields(shown, form.texts, form.style):
-        values = texts.to_array()
+    for member, own in fields(shown, form.texts, form.style):
+        # An array with bounds of its own is a string of JSON, so that whoever reads the text as JSON can.
+        made = member.kind is Leaf.POINT or isinstance(member.kind, List | Object | Pairs)
+        values = (member.texts if made else own).to_array()
         if member.states is not None:
             values = pc.if_else(pa.array(member.states == VALUE), values, None)
         yield member.column.name, values.cast(pa.large_utf8()).cast(pa.utf8())
