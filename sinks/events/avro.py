@@ -17,9 +17,9 @@ from cdc.model.batch import LSN, OP, TS, Op, op_letters, topic_schema
 from cdc.model.topic import TopicSchema
 from cdc.version import VERSION
 from sinks.condition import ReplacedRows
-from sinks.events.avroschema import envelope_schema, key_schema, plain_schema, refuse_equal_names
+from sinks.events.avroschema import envelope_schema, key_schema, plain_schema, valid_name
 from sinks.events.debezium import has_keys
-from sinks.events.flatrows import FlatField, FlatRows, RowsTaken, flat_form
+from sinks.events.flatrows import FlatField, FlatRows, RowsTaken, flat_form, refuse_equal_names
 from sinks.events.rowpieces import RowMarks, before_and_after, nothing
 from sinks.render.jsonkernels import NULL, VALUE
 from sinks.render.jsonrows import Piece, Style, join
@@ -39,7 +39,7 @@ class Avro:
     def __init__(self, schema: TopicSchema, style: Style, store: str, name: str, schema_id: SchemaId) -> None:
         """Raises ConfigError where two columns would have one name."""
         self._form = flat_form(schema, style, connect=False)
-        refuse_equal_names(f"stores.{store}.tables: {schema.topic}", self._form.fields)
+        refuse_equal_names(f"stores.{store}.tables: {schema.topic}", self._form.fields, "Avro", valid_name)
         self._store, self._name, self._schema_id = store, name, schema_id
 
     def of_changes(self, changes: pa.RecordBatch, replaced: ReplacedRows) -> Mapping[str, pa.Array]:

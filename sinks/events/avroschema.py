@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc.errors import ConfigError
 from sinks.events.flatrows import FlatField
 
 Described = str | dict[str, Any] | list[Any]
@@ -74,19 +73,6 @@ def envelope_schema(topic: str, fields: Sequence[FlatField]) -> str:
 def plain_schema(kind: str) -> str:
     """The JSON of the schema of single values: ``string`` or ``bytes``."""
     return _text(kind)
-
-
-def refuse_equal_names(where: str, fields: Sequence[FlatField]) -> None:
-    """Raises ConfigError where two fields would have one name."""
-    seen: dict[str, str] = {}
-    for one in fields:
-        name = valid_name(one.name)
-        if name in seen:
-            raise ConfigError(
-                f"{where}: the columns {seen[name]} and {one.column} would both be the field {name} in Avro",
-                hint="give one of them another name: `rename` in the store's tables",
-            )
-        seen[name] = one.column
 
 
 def _nullable(name: str, kind: Described) -> dict[str, Any]:

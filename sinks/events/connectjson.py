@@ -16,7 +16,7 @@ from cdc.model.structure import Scalar, ScalarType
 from cdc.model.topic import TopicField, TopicSchema
 from sinks.condition import ReplacedRows
 from sinks.events.debezium import envelopes, has_keys
-from sinks.events.flatrows import FlatField, FlatForm, FlatRows, RowsTaken, flat_form
+from sinks.events.flatrows import FlatField, FlatForm, FlatRows, RowsTaken, flat_form, refuse_equal_names
 from sinks.render.jsonkernels import base64_text
 from sinks.render.jsonrows import Piece, Style, join, plain_documents, string_texts
 from sinks.render.texts import Texts, binary_view
@@ -53,7 +53,9 @@ class ConnectJson:
     """See ``sinks.events.bodyformat.Encoding``. ``name``: the topic's in Kafka."""
 
     def __init__(self, schema: TopicSchema, style: Style, store: str, name: str) -> None:
+        """Raises ConfigError where two columns would have one name."""
         self._form = flat_form(schema, style, connect=True)
+        refuse_equal_names(f"stores.{store}.tables: {schema.topic}", self._form.fields, "Connect's JSON")
         self._store, self._name = store, name
 
     def of_changes(self, changes: pa.RecordBatch, replaced: ReplacedRows) -> Mapping[str, pa.Array]:

@@ -69,7 +69,7 @@ def row_objects(rows: pa.RecordBatch, schema: TopicSchema, style: Style) -> Text
     meant = _meant(schema)
     shown = shown_whole(rows)
     for before, now in zip(schema.fields, meant.fields, strict=True):
-        if before is not now:
+        if before.type != now.type:  # equal fields need not be the same objects
             at = rows.schema.get_field_index(before.name)
             shown = shown.set_column(at, pa.field(before.name, now.type), _written(rows.column(at)))
     return plain_documents(shown, meant, _style(meant, style))

@@ -7,7 +7,7 @@ and times are numbers, days or microseconds since 1970-01-01 or midnight, infini
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.errors import ConfigError
 from cdc.model.structure import Scalar
 from cdc.model.topic import TopicField, TopicSchema
 from sinks.condition import ReplacedRows
@@ -95,6 +96,19 @@ def flat_form(schema: TopicSchema, style: Style, *, connect: bool) -> FlatForm:
     return FlatForm(tuple(found), replace(schema, fields=tuple(texts)), Style(as_=chosen))
 
 
+def refuse_equal_names(where: str, fields: Sequence[FlatField], form: str, name_of: Callable[[str], str] = str) -> None:
+    """Raises ConfigError where two fields would have one name. ``form``: the format's name; ``name_of``: a field's name → that in the format."""
+    seen: dict[str, str] = {}
+    for one in fields:
+        name = name_of(one.name)
+        if name in seen:
+            raise ConfigError(
+                f"{where}: the columns {seen[name]} and {one.column} would both be the field {name} in {form}",
+                hint="give one of them another name: `rename` in the store's tables",
+            )
+        seen[name] = one.column
+
+
 def flat_rows(rows: pa.RecordBatch, form: FlatForm) -> FlatRows:
     """Each row with all of its fields, those that a DELETE does not have as NULL."""
     shown, exact = shown_whole(rows), exact_values(rows)
@@ -119,8 +133,10 @@ _NAMES: Final = {
 def _texts(shown: pa.RecordBatch, form: FlatForm) -> Iterator[tuple[str, pa.Array]]:
     if not form.texts.fields:
         return
-    for member, texts in fields(shown, form.texts, form.style):
-        values = texts.to_array()
+    for member, own in fields(shown, form.texts, form.style):
+        # An array with bounds of its own is a string of JSON, so that whoever reads the text as JSON can.
+        made = member.kind is Leaf.POINT or isinstance(member.kind, List | Object | Pairs)
+        values = (member.texts if made else own).to_array()
         if member.states is not None:
             values = pc.if_else(pa.array(member.states == VALUE), values, None)
         yield member.column.name, values.cast(pa.large_utf8()).cast(pa.utf8())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
-from typing import Any, Final
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import urllib3
@@ -19,6 +22,8 @@ logging.getLogger("urllib3").setLevel(logging.CRITICAL)  # at its lower levels i
 _JSON: Final = "application/vnd.schemaregistry.v1+json"
 _ANSWER_BYTES: Final = 64 * 1024
 _BUSY: Final = 429
+AGAIN_S: Final = 300.0
+"""A schema is registered again after so long: a registry that was restored from a backup may have lost it, or given its id to another."""
 _ACCOUNT: Final = "correct registry_username and registry_password in cdc.toml; the account has to register schemas of this subject"
 _COMPATIBLE: Final = (
     "its readers could not read both: lower the subject's compatibility in the registry (PUT /config/SUBJECT), or undo the change of the table; "
@@ -26,22 +31,38 @@ _COMPATIBLE: Final = (
 )
 
 
+class _Known(NamedTuple):
+    id: int
+    said_at: float
+
+
 class Registry:
     """Not thread-safe. Keeps its connection. Its errors name the subject and quote nothing that was sent or answered."""
 
-    def __init__(self, store: str, options: Options) -> None:
-        self._store, self._options = store, options
-        self._ids: dict[tuple[str, str], int] = {}
+    def __init__(self, store: str, options: Options, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._options, self._clock = store, options, clock
+        self._ids: dict[tuple[str, str], _Known] = {}
+        self._silent_at = float("-inf")
         self._pool: urllib3.HTTPConnectionPool | None = None
 
     def schema_id(self, subject: str, schema: str) -> int:
-        """Registers the schema (JSON) under the subject, once. Returns its id, > 0. Raises StoreError."""
-        known = self._ids.get((subject, schema))
-        if known is None:
-            known = self._ids[subject, schema] = self._registered(subject, schema)
-        return known
+        """Registers the schema (JSON) under the subject, and again every ``AGAIN_S`` if the registry answers. Returns its id, > 0. Raises StoreError."""
+        known, now = self._ids.get((subject, schema)), self._clock()
+        if known is not None and now < max(known.said_at, self._silent_at) + AGAIN_S:
+            return known.id
+        try:
+            found = self._registered(subject, schema)
+        except StoreError as error:
+            if known is None or not error.retryable:
+                raise
+            self._silent_at = now
+            return known.id
+        self._ids[subject, schema] = _Known(found, now)
+        return found
 
     def close(self) -> None:
+        """Forgets the ids as well: a registry that was restored from a backup may have given them to other schemas."""
+        self._ids.clear()
         if self._pool is not None:
             self._pool.close()
         self._pool = None
@@ -86,7 +107,8 @@ class Registry:
         options = self._options
         if options.registry_username is None or options.registry_password is None:
             return {}
-        return dict(urllib3.make_headers(basic_auth=f"{options.registry_username}:{options.registry_password.get_secret_value()}"))
+        account = f"{options.registry_username}:{options.registry_password.get_secret_value()}"
+        return {"authorization": f"Basic {base64.b64encode(account.encode()).decode()}"}
 
     def _connected(self) -> urllib3.HTTPConnectionPool:
         if self._pool is None:

@@ -179,3 +179,13 @@ def test_the_envelope_has_debeziums_fields() -> None:
 def test_a_truncate_has_neither_row_nor_key() -> None:
     [(key, body)] = made((Op.TRUNCATE, 3, {}))
     assert (key, body["before"], body["after"], body["op"]) == (None, None, None, "t")
+
+
+def test_a_definition_with_the_same_key_follows() -> None:
+    """Equal fields of two definitions are not the same objects."""
+    id_, code = Column("id", INT4, -1, "int4", key=True), Column("code", TEXT, -1, "text", key=True)
+    for more in ("a", "b"):
+        table = Table(900_003, "public", "altered", (id_, code, Column(more, TEXT, -1, "text")))
+        [(key, value)] = made((Op.INSERT, 1, {"id": "1", "code": "x", more: "y"}), table=table)
+        assert key == {"id": 1, "code": "x"}
+        assert value["after"] == {"id": 1, "code": "x", more: "y"}

@@ -16,7 +16,7 @@ from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
 from sinks.events.avroschema import envelope_schema, plain_schema
 from sinks.events.flatrows import flat_form
-from sinks.events.kafka.registry import Registry
+from sinks.events.kafka.registry import AGAIN_S, Registry
 from sinks.render.jsonrows import Style
 from tests.contract.rows import numeric
 from tests.integration.certificates import Authority
@@ -118,6 +118,37 @@ def test_the_account_is_sent_and_never_shown() -> None:
     assert not refused.value.retryable
     assert "registry_password in cdc.toml" in str(refused.value.hint)
     assert "wr0ng" not in f"{refused.value} {refused.value.hint} {refused.value.__cause__}"
+
+
+def test_an_account_may_have_any_letters() -> None:
+    with RegistryTwin(("çdc", "pä€")) as twin:
+        assert client(twin, registry_username="çdc", registry_password="pä€").schema_id("a", STRING) == 1
+
+
+def test_a_registry_that_was_restored_is_asked_again_by_a_store_that_is_opened_again(twin: RegistryTwin) -> None:
+    registry = client(twin)
+    assert registry.schema_id("a", STRING) == 1
+    twin.schemas[:], twin.subjects = ['"int"'], {"b": [1]}
+    registry.close()
+    assert registry.schema_id("a", STRING) == 2
+
+
+def test_a_registry_that_was_restored_is_asked_again_after_a_while(twin: RegistryTwin) -> None:
+    now = [0.0]
+    registry = Registry("bus", options(**AVRO | {"registry_url": twin.url, "timeout_s": 2}), lambda: now[0])
+    assert registry.schema_id("a", STRING) == 1
+    twin.schemas[:], twin.subjects = ['"int"'], {"b": [1]}
+    now[0] = AGAIN_S - 1
+    assert registry.schema_id("a", STRING) == 1
+    now[0] = AGAIN_S
+    twin.fail = [503]
+    assert [registry.schema_id("a", STRING) for _ in range(2)] == [1, 1], "what is known is enough while it does not answer"
+    now[0] = 2 * AGAIN_S
+    assert registry.schema_id("a", STRING) == 2
+    now[0] = 3 * AGAIN_S
+    twin.fail = [409]
+    with pytest.raises(StoreError, match="as incompatible"):
+        registry.schema_id("a", STRING)
 
 
 def test_tls_and_an_authority_of_ones_own(tmp_path: Path) -> None:

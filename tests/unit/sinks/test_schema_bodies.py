@@ -7,6 +7,7 @@ import datetime as dt
 import io
 import json
 import random
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -18,7 +19,7 @@ import pytest
 
 from cdc.errors import ConfigError
 from cdc.model.batch import Op
-from cdc.model.pgtypes import DATE, INT4, NUMERIC, TEXT, TIME, TIMESTAMP, TIMESTAMPTZ
+from cdc.model.pgtypes import DATE, INT4, NUMERIC, POINT, TEXT, TIME, TIMESTAMP, TIMESTAMPTZ
 from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
 from sinks.condition import ReplacedRows
@@ -189,6 +190,36 @@ def test_names_are_made_valid_and_must_differ() -> None:
     both = Table(900_102, "public", "t", (Column("a b", TEXT, -1, "text", key=True), Column("a-b", TEXT, -1, "text")))
     with pytest.raises(ConfigError, match="the columns a b and a-b would both be the field a_b in Avro"):
         avro(schemas, both)
+
+
+def test_what_stands_as_json_is_json() -> None:
+    table = Table(
+        900_104,
+        "public",
+        "t",
+        (
+            Column("id", INT4, -1, "int4", key=True),
+            Column("a", 1007, -1, "int4[]"),
+            Column("p", POINT, -1, "point"),
+        ),
+    )
+    values = [("{1,NULL}", "(1,2)"), ("[0:1]={1,2}", "(NaN,1)"), (None, None)]
+    given = [(Op.INSERT, at, {"id": "1", "a": a, "p": p}) for at, (a, p) in enumerate(values, 1)]
+    schemas = Schemas()
+    rows = [schemas.read(one["body"])["after"] for one in made(avro(schemas, table), *given, table=table)]
+    assert [one["a"] and json.loads(one["a"]) for one in rows] == [[1, None], "[0:1]={1,2}", None]
+    assert [one["p"] and json.loads(one["p"]) for one in rows][::2] == [{"x": 1, "y": 2}, None]
+    json.loads(rows[1]["p"])
+
+
+def test_a_place_within_an_object_cannot_be_the_name_of_another_column() -> None:
+    table = Table(900_103, "public", "t", (Column("a_b", TEXT, -1, "text", key=True), Column("x", TEXT, -1, "text")))
+    plain = TopicSchema.of(table)
+    placed = replace(plain, fields=(plain.fields[0], replace(plain.fields[1], path=("a", "b"))))
+    with pytest.raises(
+        ConfigError, match=r"stores\.bus\.tables: public\.t: the columns a_b and x would both be the field a_b in Connect's JSON"
+    ):
+        ConnectJson(placed, Style(), "bus", NAME)
 
 
 @pytest.mark.parametrize("kind", ["avro", "json"])
