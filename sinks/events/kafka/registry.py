@@ -31,7 +31,7 @@ _COMPATIBLE: Final = (
 )
 
 
-class _Known(NamedTuple):
+class _KnownSchema(NamedTuple):
     id: int
     said_at: float
 
@@ -41,7 +41,7 @@ class Registry:
 
     def __init__(self, store: str, options: Options, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._options, self._clock = store, options, clock
-        self._ids: dict[tuple[str, str], _Known] = {}
+        self._ids: dict[tuple[str, str], _KnownSchema] = {}
         self._silent_at = float("-inf")
         self._pool: urllib3.HTTPConnectionPool | None = None
 
@@ -57,7 +57,7 @@ class Registry:
                 raise
             self._silent_at = now
             return known.id
-        self._ids[subject, schema] = _Known(found, now)
+        self._ids[subject, schema] = _KnownSchema(found, now)
         return found
 
     def close(self) -> None:
