@@ -49,8 +49,9 @@ def sliced(number: int, one: Aggregate) -> tuple[list[str], Finish]:
         return [f"list({value}{order}) {valid} AS {name}"], lambda parts: pa.array(
             [None if texts is None else _joined(texts, one.separator) for texts in parts[name].to_pylist()], pa.utf8()
         )
+    texts_of_numbers = one.argument.kind.name == "numeric" and not has_scale(one.argument.kind)
     return [f"list({value}{order}) {where(there)} AS {name}"], lambda parts: pa.array(
-        [None if values is None else _jsonb(values) for values in parts[name].to_pylist()], pa.utf8()
+        [None if values is None else _jsonb(values, texts_of_numbers) for values in parts[name].to_pylist()], pa.utf8()
     )
 
 
@@ -118,8 +119,9 @@ def _sum_of_texts(texts: list[str] | None, name: str) -> str | None:
     return str(quotient.as_py())
 
 
-def _jsonb(values: list[Any]) -> str:
-    return "[" + ", ".join(_json(value) for value in values) + "]"
+def _jsonb(values: list[Any], texts_of_numbers: bool) -> str:
+    """NaN and infinity are strings in JSON."""
+    return "[" + ", ".join(value if texts_of_numbers and value and value[-1].isdigit() else _json(value) for value in values) + "]"
 
 
 def _json(value: Any) -> str:
