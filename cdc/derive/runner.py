@@ -36,13 +36,14 @@ from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
 from cdc.replay.state import rows_as_of
 from cdc.settings.views import topic_of
 from cdc.state import status
-from cdc.views.contract import Delta, Kernel, ViewRefused
+from cdc.views.contract import Delta, Kernel, StateDamaged, ViewRefused
 from cdc.views.marks import ViewMark, producer_of
 
 MARK_S: Final = 1.0
 """A mark that brings no changes is handed over so often at most."""
 _NEVER: Final = 10.0**9
 _REDEFINED: Final = "a table that it reads was defined otherwise"
+_UNREADABLE: Final = "its state cannot be read"
 
 _log = structlog.get_logger("views")
 
@@ -137,6 +138,8 @@ class ViewRunner:
             self._rebuild(_REDEFINED)
         except PositionGone as gone:
             self._too_late(gone)
+        except StateDamaged as damaged:
+            self._damaged(damaged)
 
     def _go_on(self, mark: ViewMark, course: ViewCourse) -> None:
         self.at = self._state.kernel.cut
@@ -149,6 +152,10 @@ class ViewRunner:
     def _too_late(self, gone: PositionGone) -> None:
         _log.warning(f"view {self.name} is computed from the beginning: {gone}", facts={"view": self.name})
         self._rebuild("the log no longer has all changes since its last step")
+
+    def _damaged(self, damaged: StateDamaged) -> None:
+        _log.warning(f"the state of view {self.name} cannot be read", problem=str(damaged))
+        self._rebuild(_UNREADABLE)
 
     def _refuse_lacking(self) -> None:
         why = lacking(self._log, self._around.run_dir, self._declared.topics)
@@ -173,7 +180,7 @@ class ViewRunner:
             raise
         except Exception as error:  # whatever a damaged file leads to
             _log.warning(f"the state of view {self.name} cannot be read", problem=type(error).__name__)
-            return Decision(ViewCourse.REBUILD, "its state cannot be read")
+            return Decision(ViewCourse.REBUILD, _UNREADABLE)
         return decide(digest, mark, facts, cut, lineage)
 
     def _catch_up(self, mark: ViewMark) -> None:
@@ -214,6 +221,8 @@ class ViewRunner:
             self._rebuild(_REDEFINED)
         except PositionGone as gone:
             self._too_late(gone)
+        except StateDamaged as damaged:  # in a page that no step had read until now
+            self._damaged(damaged)
         return True
 
     def _step(self, head: Position) -> bool:

@@ -16,6 +16,10 @@ class ViewRefused(HeadwaterError):
     """A view that cannot be kept up exactly. The message names the construct, its place in the text, and what can be written instead."""
 
 
+class StateDamaged(Exception):
+    """The rows that a kernel keeps cannot be read. They can be thrown away and computed again, so that this says nothing of the view."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """The net changes of one topic, or of a view, in a range (a, b] of the log. Each key occurs once, in ``rows`` or in ``gone``."""
@@ -43,7 +47,7 @@ class Kernel(Protocol):
 
     def advance(self, deltas: Mapping[str, Delta], to: Position) -> Delta:
         """The view's net changes when its sources change by ``deltas``, by topic, from ``cut`` to ``to``. Rows that stay equal are left out; the others are in the
-        order of the key. Raises ValueError for a topic that the view does not read."""
+        order of the key. Raises ValueError for a topic that the view does not read, and StateDamaged."""
         ...
 
     def commit(self) -> None:

@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -23,6 +24,7 @@ import pyarrow as pa
 from cdc.errors import HeadwaterError
 from cdc.model.position import Position
 from cdc.views.cells import Row, refuse_unknown, rows_of, table_of
+from cdc.views.contract import StateDamaged
 
 FILE: Final = "state.sqlite"
 PAGES_KB: Final = 65_536
@@ -32,6 +34,10 @@ _JOURNAL_PAGES: Final = 8192
 """Pages of 4 KiB that are written to the journal before they are written to the file: what changes often meanwhile is written once."""
 _PIECE: Final = 50_000
 """Rows that are read at once."""
+
+_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_PRIMARY_CODE: Final = 0xFF
+"""Of an extended result code."""
 
 _META: Final = "_state"
 _PRAGMAS: Final[dict[str, str | int]] = {
@@ -128,13 +134,15 @@ class KernelState:
         """Changes from here on are forgotten by ``rollback``. Raises ValueError within a transaction."""
         if self._store.in_transaction:
             raise ValueError("a transaction is open: commit or roll back first")
-        self._store.execute("BEGIN IMMEDIATE")
+        with _whole():
+            self._store.execute("BEGIN IMMEDIATE")
         self._rows_before = self._rows
 
     def commit(self, cut: Position) -> None:
         """Everything since ``begin`` is there durably, as of this cut."""
-        self._store.execute(f"UPDATE {_META} SET cut = ?", [cut])
-        self._store.execute("COMMIT")
+        with _whole():
+            self._store.execute(f"UPDATE {_META} SET cut = ?", [cut])
+            self._store.execute("COMMIT")
         self._cut = cut
 
     def rollback(self) -> None:
@@ -159,26 +167,39 @@ class KernelState:
                 self._engine.unregister(name)
 
     def found(self, sql: str, keys: Iterable[Row], schema: pa.Schema) -> pa.Table:
-        """The rows that the store's query has for each of these keys, one after another. ``schema``: of the query's columns."""
+        """The rows that the store's query has for each of these keys, one after another. ``schema``: of the query's columns. Raises StateDamaged."""
         pieces: list[pa.Table] = []
         rows: list[Row] = []
-        for key in keys:
-            cursor = self._store.execute(sql, key)
-            rows += cursor.fetchmany(_PIECE)
-            while len(rows) >= _PIECE:
-                pieces.append(table_of(rows, schema))
-                rows = cursor.fetchmany(_PIECE)
+        with _whole():
+            for key in keys:
+                cursor = self._store.execute(sql, key)
+                rows += cursor.fetchmany(_PIECE)
+                while len(rows) >= _PIECE:
+                    pieces.append(table_of(rows, schema))
+                    rows = cursor.fetchmany(_PIECE)
         return pa.concat_tables([*pieces, table_of(rows, schema)])
 
     def executed(self, sql: str, rows: Iterable[Row] = ((),)) -> None:
-        """A statement of the store's without a result, once for each of these rows of values."""
-        self._store.executemany(sql, rows)
+        """A statement of the store's without a result, once for each of these rows of values. Raises StateDamaged."""
+        with _whole():
+            self._store.executemany(sql, rows)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Raises StateDamaged where the store finds that its file is not as it wrote it: it looks at a page only when it reads it."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE in _DAMAGED:
+            raise StateDamaged(f"the state is damaged ({error.sqlite_errorname})") from error
+        raise
 
 
 class KeptRelation:

@@ -26,7 +26,7 @@ LEFT: Final = "SELECT o.id, c.name, c.credit FROM orders o LEFT JOIN customers c
 FULL: Final = "SELECT o.id, c.id AS customer, c.name FROM orders o FULL JOIN customers c ON c.id = o.customer"
 SUMS: Final = "SELECT c.country, count(*) AS n, sum(o.amount) AS s, avg(o.amount) AS a, sum(o.big) AS b FROM orders o JOIN customers c ON c.id = o.customer GROUP BY c.country"
 ALL: Final = "SELECT 'all' AS k, count(*) AS n, sum(amount) AS s, avg(big) AS a FROM orders"
-SLICED: Final = "SELECT customer, max(amount) AS m, sum(free) AS f, count(DISTINCT day) AS d, jsonb_agg(note ORDER BY id DESC) AS j FROM orders GROUP BY customer"
+SLICED: Final = "SELECT customer, max(amount) AS m, sum(free) AS f, count(DISTINCT day) AS d, jsonb_agg(note ORDER BY id DESC) AS j, jsonb_agg(free ORDER BY id) AS jf FROM orders GROUP BY customer"
 TOP: Final = "SELECT s.customer, s.n, s.id FROM (SELECT customer, id, row_number() OVER (PARTITION BY customer ORDER BY amount DESC, id) AS n FROM orders) s WHERE s.n <= 1"
 FIRST: Final = 'SELECT DISTINCT ON (customer) customer, note FROM orders ORDER BY customer, note COLLATE "C" NULLS FIRST, id'
 SELF: Final = "SELECT a.id, b.id AS other FROM orders a JOIN orders b ON a.amount = b.amount WHERE a.id <> b.id"

@@ -105,6 +105,35 @@ def test_the_kernel_of_sql_keeps_its_view_through_restarts(tmp_path: Path, seed:
         assert why == ""
 
 
+def test_a_state_whose_rows_are_damaged_is_computed_again_where_it_is_noticed(tmp_path: Path) -> None:
+    """The state opens, as its first pages are whole: once each process after another ended at the page that is not."""
+    view = declared_views(settings(tmp_path, f'[views.joined]\nsql = "{SQL}"\nkey = ["id"]\n'))["joined"]
+    with bed_in(tmp_path) as bed:
+        customers = [{"id": number, "name": f"name {number}"} for number in range(300)]
+        orders = [{"id": number, "customer": number, "note": "padding " * 40} for number in range(300)]
+        bed.commit((CUSTOMERS, Op.INSERT, customers), (ORDERS, Op.INSERT, orders))
+        with bed.runner(view) as runner:
+            runner.begin()
+        [file] = tmp_path.rglob("state.sqlite")
+        pages = file.read_bytes()
+        assert b"padding" in pages
+        file.write_bytes(
+            b"".join(
+                bytes(4096) if b"padding" in pages[at : at + 4096] else pages[at : at + 4096] for at in range(0, len(pages), 4096)
+            )
+        )
+        with bed.runner(view) as runner:
+            runner.begin()
+            assert runner.why == "", "the damage is to be noticed later than that"
+            bed.commit((CUSTOMERS, Op.UPDATE, [{"id": number, "name": "other"} for number in range(300)]))
+            bed.keep_up(runner)
+            assert runner.why == "its state cannot be read"
+            assert bed.shown() == bed.expected(VIEW)
+            bed.commit((CUSTOMERS, Op.UPDATE, [{"id": 1, "name": "again"}]))
+            bed.keep_up(runner)
+            assert bed.shown() == bed.expected(VIEW)
+
+
 def test_a_column_that_a_view_reads_and_that_is_gone_stops_it_by_name(tmp_path: Path) -> None:
     text = '[views.joined]\nsql = "select id, nothing from public.orders"\nkey = ["id"]\n'
     view = declared_views(settings(tmp_path, text))["joined"]
