@@ -35,7 +35,12 @@ class Term:
     def sql(self) -> str:
         if self.is_constant:
             return constants.sql(self.type, self.constant)
-        return f"CAST({self.name} AS VARCHAR)" if self.type.name == "numeric" else self.name
+        if self.type.name != "numeric":
+            return self.name
+        shown = f"CAST({self.name} AS VARCHAR)"
+        # The engine leaves the 0 before the point out of a decimal that has no room for it.
+        has_no_whole_part = self.type.bounds is not None and self.type.bounds[0] <= self.type.bounds[1]
+        return f"regexp_replace({shown}, '^(-?)[.]', '\\10.')" if has_no_whole_part else shown
 
     @property
     def argument(self) -> Any:

@@ -64,6 +64,11 @@ POOLS: Final[Mapping[str, tuple[str, Values, Callable[[random.Random], str]]]] =
         ("0.00", "0.01", "-0.01", "1.10", "-1.10", "NaN", "9999999999.99", "-9999999999.99", "0.05", "2.50", "-2.50", "100.00"),
         lambda rng: f"{rng.randrange(-(10**9), 10**9)}.{rng.randrange(100):02d}",
     ),
+    "fraction": (
+        "numeric(4,4)",
+        ("0.0000", "0.0001", "-0.0001", "0.5000", "-0.5000", "0.9999", "-0.9999", "NaN"),
+        lambda rng: f"{rng.choice(('', '-'))}0.{rng.randrange(10_000):04d}",
+    ),
     "text": (
         "text",
         (

@@ -74,6 +74,11 @@ FAILURES = [
 WRITTEN = [
     "round(a_money * 1.19, 2)",
     "round(a_money * 1.19, 2)::numeric(12,2)",
+    "a_fraction::text",
+    "a_fraction + b_fraction",
+    "coalesce(a_fraction, 2)::text",
+    "CASE WHEN a_fraction < 0.5 THEN a_fraction ELSE b_money END",
+    "jsonb_build_object('a', a_fraction)",
     "a_numeric::numeric(10,3)",
     "a_numeric::numeric(5,-2)",
     "a_float8::int8",

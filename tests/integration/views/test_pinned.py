@@ -14,14 +14,15 @@ from tests.integration.views.stage import Stage
 
 SETUP: Final = """
 create table customers (id int8 primary key, name text, country text, credit numeric(12,2));
-create table orders (id int8 primary key, customer int4, amount numeric(12,2), big int8, free numeric, weight float8, note text, day date);
+create table orders (id int8 primary key, customer int4, amount numeric(12,2), big int8, free numeric, weight float8, note text, day date, share numeric(5,5));
 """
 FILLED: Final = """
 insert into customers values (1, 'a', 'de', 5), (2, 'b', null, null), (3, 'c', null, 1.5);
-insert into orders values (1, 1, 10.50, 9223372036854775807, 1.10, 0, 'x', 'infinity'), (2, 1, null, 1, 1.1, null, null, null),
-  (3, 2, -0.5, -1, 'NaN', 'NaN', '', '0044-03-15 BC'), (4, 9, 7, null, null, 1, 'B', '2024-02-29'), (5, null, 7, 3, 0.00, -0.0, 'b', '10000-01-01')
+insert into orders (id, customer, amount, big, free, weight, note, day) values (1, 1, 10.50, 9223372036854775807, 1.10, 0, 'x', 'infinity'), (2, 1, null, 1, 1.1, null, null, null),
+  (3, 2, -0.5, -1, 'NaN', 'NaN', '', '0044-03-15 BC'), (4, 9, 7, null, null, 1, 'B', '2024-02-29'), (5, null, 7, 3, 0.00, -0.0, 'b', '10000-01-01');
+update orders set share = 0.00001 * (id - 2) where id < 4
 """
-INNER: Final = "SELECT o.id, c.name, o.weight, o.day FROM orders o JOIN customers c ON c.id = o.customer"
+INNER: Final = "SELECT o.id, c.name, o.weight, o.day, o.share::text AS share FROM orders o JOIN customers c ON c.id = o.customer"
 LEFT: Final = "SELECT o.id, c.name, c.credit FROM orders o LEFT JOIN customers c ON c.id = o.customer"
 FULL: Final = "SELECT o.id, c.id AS customer, c.name FROM orders o FULL JOIN customers c ON c.id = o.customer"
 SUMS: Final = "SELECT c.country, count(*) AS n, sum(o.amount) AS s, avg(o.amount) AS a, sum(o.big) AS b FROM orders o JOIN customers c ON c.id = o.customer GROUP BY c.country"
