@@ -77,6 +77,7 @@ class KernelState:
     def __init__(self, folder: Path | None, identity: str, memory: str = "1GB") -> None:
         """``folder``: exists; None keeps everything in memory. ``identity``: whose state it is; one of another is refused. ``memory``: the most that the engine
         holds in memory; what needs more goes to the folder. Raises HeadwaterError."""
+        self._rows = self._rows_before = 0
         self._path = None if folder is None else folder / FILE
         spill = "" if folder is None else str(folder / "spill")
         self._engine = duckdb.connect(":memory:", config={**_SETTINGS, "memory_limit": memory, "temp_directory": spill})
@@ -92,7 +93,6 @@ class KernelState:
                 f"the state in {self._path} cannot be read ({type(error).__name__})",
                 hint="remove the file: it is made again from the log",
             ) from error
-        self._rows = self._rows_before = 0
 
     def _opened(self, identity: str) -> Position:
         self._store.execute(f"CREATE TABLE IF NOT EXISTS {_META} (identity, cut)")
@@ -119,6 +119,7 @@ class KernelState:
         """The relation of this name, made if it is not there. Call it outside of a transaction."""
         made = KeptRelation(self, name, schema, tuple(key), {} if slices is None else slices)
         self._rows += self._store.execute(f"SELECT count(*) FROM {quoted(name)}").fetchone()[0]
+        self._rows_before = self._rows
         return made
 
     @property
@@ -143,13 +144,13 @@ class KernelState:
         with _whole():
             self._store.execute(f"UPDATE {_META} SET cut = ?", [cut])
             self._store.execute("COMMIT")
-        self._cut = cut
+        self._cut, self._rows_before = cut, self._rows
 
     def rollback(self) -> None:
-        """Nothing since ``begin`` has happened. Does nothing outside of a transaction."""
+        """Nothing since ``begin`` has happened. Does nothing outside of a transaction, which the store has ended itself where its disk is full."""
         if self._store.in_transaction:
             self._store.execute("ROLLBACK")
-            self._rows = self._rows_before
+        self._rows = self._rows_before
 
     def close(self) -> None:
         self.rollback()
@@ -197,8 +198,13 @@ def _whole() -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        if getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE in _DAMAGED:
+        code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE
+        if code in _DAMAGED:
             raise StateDamaged(f"the state is damaged ({error.sqlite_errorname})") from error
+        if code == sqlite3.SQLITE_FULL:
+            raise HeadwaterError(
+                "the state does not fit on its disk", hint="free space there: the view goes on where it was"
+            ) from error
         raise
 
 

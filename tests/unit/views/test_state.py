@@ -196,3 +196,23 @@ def _held(rows: pa.Table) -> dict[tuple[int, str | None], tuple[object, ...]]:
     found = [tuple(row.values()) for row in rows.to_pylist()]
     assert len({row[:2] for row in found}) == len(found)
     return {row[:2]: row for row in found}
+
+
+def test_a_full_disk_is_named_and_leaves_the_cut_before(tmp_path: Path) -> None:
+    with KernelState(tmp_path, "full") as state:
+        orders = _relation(state)
+        state.begin()
+        orders.apply(_rows((1, "a", 1, Decimal("1.00"), None)))
+        state.commit(Position(1))
+        [(pages,)] = state._store.execute("PRAGMA page_count")
+        state._store.execute(f"PRAGMA max_page_count = {pages + 2}").close()
+        state.begin()
+        with pytest.raises(HeadwaterError, match="does not fit on its disk"):
+            orders.apply(_rows(*((number, "b" * 500, 2, None, None) for number in range(2, 200))))
+        state.rollback()
+        assert (state.cut, state.kept_rows, orders.rows().num_rows) == (1, 1, 1)
+        state._store.execute("PRAGMA max_page_count = 100000").close()
+        state.begin()
+        orders.apply(_rows((2, "b", 2, None, None)))
+        state.commit(Position(2))
+        assert (state.cut, state.kept_rows) == (2, 2)
