@@ -74,7 +74,7 @@ def test_a_reader_finds_every_page() -> None:
 def test_every_metric_that_the_page_names_is_there() -> None:
     named = set(re.findall(r"\bheadwater_\w+", (ROOT / "docs/monitoring.md").read_text()))
     found = ""
-    for report in (reports.healthy(), reports.stopped(), reports.bootstrapping(), reports.store_down()):
+    for report in (reports.healthy(), reports.stopped(), reports.bootstrapping(), reports.store_down(), reports.with_views()):
         registry = CollectorRegistry(auto_describe=False)
         registry.register(ReportCollector(report))
         found += generate_latest(registry).decode()
