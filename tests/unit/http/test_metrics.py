@@ -145,7 +145,7 @@ def test_names_end_in_their_unit() -> None:
 def test_dashboards_and_alerts_use_metrics_that_exist(file: Path) -> None:
     told = {
         name
-        for report in (reports.healthy(), reports.stopped(), reports.snapshotting(), reports.store_down())
+        for report in (reports.healthy(), reports.stopped(), reports.snapshotting(), reports.store_down(), reports.with_views())
         for name in names(report)
     } | {"headwater_process_restarts_total"}
     used = set(re.findall(r"\bheadwater_[a-z_]+", file.read_text()))
