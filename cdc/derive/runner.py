@@ -36,7 +36,7 @@ from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
 from cdc.replay.state import rows_as_of
 from cdc.settings.views import topic_of
 from cdc.state import status
-from cdc.views.contract import Delta, Kernel, StateDamaged, ViewRefused
+from cdc.views.contract import Delta, Kernel, StateDamaged, StateFull, ViewRefused
 from cdc.views.marks import ViewMark, producer_of
 
 MARK_S: Final = 1.0
@@ -176,7 +176,7 @@ class ViewRunner:
             return decide(digest, mark, facts, START, lineage)
         try:
             cut = self._state.open(self._bound).cut
-        except Stopped:
+        except (Stopped, StateFull):
             raise
         except Exception as error:  # whatever a damaged file leads to
             _log.warning(f"the state of view {self.name} cannot be read", problem=type(error).__name__)
@@ -291,6 +291,8 @@ class ViewRunner:
         self.counts.taken += sum(delta.rows.num_rows + delta.gone.num_rows for delta in deltas.values())
         try:
             return self._state.kernel.advance(deltas, to)
+        except StateFull:
+            raise
         except HeadwaterError as refused:  # such as a value that the view has no exact answer for
             raise self._refused(refused) from None
 

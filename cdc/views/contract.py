@@ -16,6 +16,10 @@ class ViewRefused(HeadwaterError):
     """A view that cannot be kept up exactly. The message names the construct, its place in the text, and what can be written instead."""
 
 
+class StateFull(HeadwaterError):
+    """The rows that a kernel keeps do not fit on their disk. They are as of the cut before, and this says nothing of the view."""
+
+
 class StateDamaged(Exception):
     """The rows that a kernel keeps cannot be read. They can be thrown away and computed again, so that this says nothing of the view."""
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 from cdc.errors import HeadwaterError
 from cdc.model.position import Position
 from cdc.views.cells import Row, refuse_unknown, rows_of, table_of
-from cdc.views.contract import StateDamaged
+from cdc.views.contract import StateDamaged, StateFull
 
 FILE: Final = "state.sqlite"
 PAGES_KB: Final = 65_536
@@ -202,9 +202,7 @@ def _whole() -> Iterator[None]:
         if code in _DAMAGED:
             raise StateDamaged(f"the state is damaged ({error.sqlite_errorname})") from error
         if code == sqlite3.SQLITE_FULL:
-            raise HeadwaterError(
-                "the state does not fit on its disk", hint="free space there: the view goes on where it was"
-            ) from error
+            raise StateFull("the state does not fit on its disk", hint="free space there: the view goes on where it was") from error
         raise
 
 

@@ -17,10 +17,11 @@ from cdc.derive.runner import StepLimits
 from cdc.errors import HeadwaterError, Stopped, StopState
 from cdc.inbox.verdicts import InboxMark
 from cdc.model.batch import Op
+from cdc.views.contract import StateFull
 from cdc.views.marks import ViewMark
 from tests.faults import points
 from tests.unit.derive.bed import CUSTOMERS, ORDERS, VIEW, Bed, bed_in
-from tests.unit.derive.kernels import WholeView
+from tests.unit.derive.kernels import WholeKernel, WholeView
 
 POINTS = (*points.of("derive"), "inbox.take.appended", "inbox.take.marked", "inbox.take.durable")
 
@@ -176,6 +177,23 @@ def test_a_definition_that_its_topic_cannot_go_on_with_stops_the_view(bed: Bed) 
     with bed.runner() as runner:
         runner.begin()
     assert bed.history() == before
+
+
+def test_a_full_disk_ends_the_process_and_does_not_refuse_the_view(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise StateFull("the state does not fit on its disk")
+
+    with bed.runner() as runner:
+        runner.begin()
+        bed.commit((ORDERS, Op.DELETE, [{"id": 1}]))
+        with monkeypatch.context() as patch:
+            patch.setattr(WholeKernel, "advance", full)
+            with pytest.raises(StateFull):
+                runner.step()
+    with bed.runner() as runner:
+        runner.begin()
+        bed.keep_up(runner)
+        assert bed.shown() == bed.expected()
 
 
 def test_a_state_that_is_ahead_of_the_log_is_thrown_away(bed: Bed, tmp_path: Path) -> None:

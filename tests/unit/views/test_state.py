@@ -11,6 +11,7 @@ import pytest
 
 from cdc.errors import HeadwaterError
 from cdc.model.position import Position
+from cdc.views.contract import StateFull
 from cdc.views.state import KeptRelation, KernelState
 
 SCHEMA = pa.schema(
@@ -207,7 +208,7 @@ def test_a_full_disk_is_named_and_leaves_the_cut_before(tmp_path: Path) -> None:
         [(pages,)] = state._store.execute("PRAGMA page_count")
         state._store.execute(f"PRAGMA max_page_count = {pages + 2}").close()
         state.begin()
-        with pytest.raises(HeadwaterError, match="does not fit on its disk"):
+        with pytest.raises(StateFull, match="does not fit on its disk"):
             orders.apply(_rows(*((number, "b" * 500, 2, None, None) for number in range(2, 200))))
         state.rollback()
         assert (state.cut, state.kept_rows, orders.rows().num_rows) == (1, 1, 1)
