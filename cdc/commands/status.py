@@ -120,7 +120,7 @@ def lines(report: Report) -> Iterator[str]:
     for follower in report.followers:
         lag = follower.lag
         behind = f"{counted(lag.changes, 'change')}, {size(lag.bytes)}, {seconds(lag.seconds)} behind" if lag else "has not begun"
-        yield f"follower {follower.store} ({follower.kind}): {_state(follower)} at {follower.position}, {behind}, {follower.undecided} set aside"
+        yield f"follower {follower.store} ({follower.kind}): {state_of(follower)} at {follower.position}, {behind}, {follower.undecided} set aside"
     yield from _loading_lines(report)
     yield from _generation_lines(report)
     yield from _audit_lines(report)
@@ -138,7 +138,7 @@ def view_line(view: ViewReport) -> str:
     behind = f"{counted(lag.changes, 'change')}, {size(lag.bytes)}, {seconds(lag.seconds)} behind" if lag else "has not begun"
     last = f", last step {seconds(step.seconds)} for {counted(step.taken, 'change')}" if step else ""
     return (
-        f"view {view.view}: {_state(view)} at {view.position}, {behind}, {view.taken_per_s:.0f}/s taken, {view.written_per_s:.0f}/s written, "
+        f"view {view.view}: {state_of(view)} at {view.position}, {behind}, {view.taken_per_s:.0f}/s taken, {view.written_per_s:.0f}/s written, "
         f"{counted(view.state_rows, 'row')} and {size(view.state_bytes)} of state{last}"
     )
 
@@ -193,7 +193,7 @@ def _cells(follower: FollowerReport) -> tuple[str, ...]:
     return (
         follower.store,
         follower.kind,
-        _state(follower),
+        state_of(follower),
         str(follower.position),
         *behind,
         f"{follower.rows_per_s:.0f}",
@@ -207,7 +207,7 @@ def _view_cells(view: ViewReport) -> tuple[str, ...]:
     behind = (str(lag.changes), seconds(lag.seconds)) if lag else ("-", "-")
     return (
         view.view,
-        _state(view),
+        state_of(view),
         str(view.position),
         *behind,
         f"{view.taken_per_s:.0f}",
@@ -217,12 +217,8 @@ def _view_cells(view: ViewReport) -> tuple[str, ...]:
     )
 
 
-def view_state(view: ViewReport) -> str:
+def state_of(part: FollowerReport | CaptureReport | ViewReport) -> str:
     """One or two words."""
-    return _state(view)
-
-
-def _state(part: FollowerReport | CaptureReport | ViewReport) -> str:
     return part.stop or (part.state if part.alive or part.state in ("exited", "never started") else f"dead (was {part.state})")
 
 
@@ -245,7 +241,7 @@ def _capture_line(capture: CaptureReport | None) -> str:
     if capture is None:
         return "capture: never started"
     return (
-        f"capture: {_state(capture)}, received {capture.received_lsn or '-'}, {counted(capture.changes, 'change')}, {capture.changes_per_s:.0f}/s, "
+        f"capture: {state_of(capture)}, received {capture.received_lsn or '-'}, {counted(capture.changes, 'change')}, {capture.changes_per_s:.0f}/s, "
         f"confirmed {capture.confirmed_lsn or '-'}"
     )
 

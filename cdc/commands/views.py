@@ -13,7 +13,7 @@ from rich.live import Live
 
 from cdc.commands.invocation import invocation, open_log
 from cdc.commands.output import console, line, print_json, seconds, size
-from cdc.commands.status import view_line, view_state, view_table
+from cdc.commands.status import state_of, view_line, view_table
 from cdc.terminal import counted
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def explain(
         return
     out = console()
     out.print(line(f"view {name} is topic {facts['topic']}, by its key {', '.join(view.key)}"))
-    out.print(line(f"{view_state(report)} at {report.position}, {_fresh(report)}"))
+    out.print(line(f"{state_of(report)} at {report.position}, {_fresh(report)}"))
     if why := _trouble(settings, report):
         out.print(line(f"! {why}"))
     for topic, columns in facts["reads"].items():

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import Stopped, StopState
+from cdc.log.orphans import ENDING
 from cdc.model.batch import EXACT, EXACT_TYPE, OP, POSITION, Op, first_position, is_truncate, topic_schema
 from cdc.model.evolution import Kind, topic_change_of
 from cdc.model.topic import TopicField, TopicSchema
@@ -88,7 +89,7 @@ def net(reads: TopicReads, batches: Iterable[pa.RecordBatch]) -> Net:
             continue
         change = topic_change_of(batch)
         if change is not None:
-            if change.kind in (Kind.DROPPED, Kind.RENAMED, Kind.UNPUBLISHED):
+            if change.kind in ENDING:
                 raise _gone(reads.topic, change.kind, first_position(batch))
             if change.empties:
                 kept, emptied, again = [], True, True

@@ -20,7 +20,7 @@ from cdc.errors import ConfigError, HeadwaterError, SourceError, StopState
 from cdc.follow.rules import Rules
 from cdc.log.contract import LogReader, captured
 from cdc.log.home import open_reader
-from cdc.log.orphans import ended_topics
+from cdc.log.orphans import ENDING, ended_topics
 from cdc.model.evolution import Kind, SchemaChange, TopicChange
 from cdc.model.facts import Facts, Publishing
 from cdc.model.selection import matches, named
@@ -119,7 +119,7 @@ def plan_catalog(settings: Settings) -> Plan:
         now |= _joining(connection, settings, now)
         revealed = tuple(_revealed(settings, reader, now.values()))
         left_out = _left_out(settings, connection, now.keys())
-        of_views = (Remark(f"view {name}", what, stops) for name, what, stops in views.redefined(settings))
+        of_views = (Remark(f"view {name}", what) for name, what in views.redefined(settings))
         remarks = (*revealed, *_keyless(settings, now.values()), *left_out, *_remarks(settings, reader, connection), *of_views)
         if any(remark.stops for remark in revealed):
             return Plan((), remarks)
@@ -321,7 +321,7 @@ def _effects(settings: Settings, held: Mapping[str, Table], ended: Collection[st
         try:
             holding = bound(store, options, TopicSchema.of(change.table if before is None else before))
             now = None if before is None else holding.held(TopicSchema.of(before))
-            if change.kind not in _ENDS:
+            if change.kind not in ENDING:
                 holding.refuse_unmet(after.schema)
             verdict = rules.verdict(now, replace(after, schema=holding.held(after.schema)), 2**63 - 1)
         except ConfigError as error:
@@ -330,7 +330,7 @@ def _effects(settings: Settings, held: Mapping[str, Table], ended: Collection[st
         action = verdict.action
         if action is Action.REWRITE and traits_of(options).evolves:
             action = Action.EVOLVE
-        follows = action in (Action.NOTHING, Action.EVOLVE, Action.REWRITE, Action.EMPTY) and change.kind not in _ENDS
+        follows = action in (Action.NOTHING, Action.EVOLVE, Action.REWRITE, Action.EMPTY) and change.kind not in ENDING
         problem = _foreseen(store, options, there, change.table) if follows else None
         yield Effect(store, action, verdict.why) if problem is None else Effect(store, STOPS, f"{verdict.why}; {problem}")
 
@@ -345,9 +345,6 @@ def _on_views(
 
 def _schema(table: Table | None) -> TopicSchema | None:
     return None if table is None else TopicSchema.of(table)
-
-
-_ENDS: Final = (Kind.DROPPED, Kind.RENAMED, Kind.UNPUBLISHED)
 
 
 def _joins(settings: Settings, there: Mapping[str, Table], table: Table) -> Iterator[Effect]:

@@ -7,9 +7,10 @@ from typing import Final
 
 from cdc.derive.declarations import SqlView, declared_views
 from cdc.derive.netrange import TopicReads
-from cdc.errors import ConfigError, HeadwaterError, StopState
+from cdc.errors import HeadwaterError, StopState
 from cdc.log.contract import LogReader
-from cdc.model.evolution import Kind, SchemaChange
+from cdc.log.orphans import ENDING
+from cdc.model.evolution import SchemaChange
 from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import Settings
@@ -18,7 +19,6 @@ from cdc.state import status
 
 STOPS: Final = f"stops ({StopState.VIEW_REFUSED})"
 AGAIN: Final = "is computed again"
-_ENDS: Final = (Kind.DROPPED, Kind.RENAMED, Kind.UNPUBLISHED)
 
 
 class ReadingViews:
@@ -39,7 +39,7 @@ class ReadingViews:
         """The view's part in it, and why; None where nothing changes for it, or too little is known. ``held``: the log's tables before the change, by topic; those
         of ``ended`` are gone."""
         topic = change.table.qualified
-        if change.kind in _ENDS:
+        if change.kind in ENDING:
             return STOPS, f"{topic} was {change.kind}"
         before = self._schemas(view, held, ended)
         after = before | {topic: TopicSchema.of(change.table)}
@@ -66,20 +66,14 @@ def _reads(view: SqlView, schemas: Mapping[str, TopicSchema], topic: str) -> Top
     return TopicReads.of(schemas[topic], view.bind(schemas).reads[topic])
 
 
-def redefined(settings: Settings) -> Iterator[tuple[str, str, bool]]:
-    """The views that the configuration defines otherwise than their processes last knew: name, consequence, and whether that stops something."""
-    try:
-        views = declared_views(settings)
-    except ConfigError as error:
-        yield "views", error.line(), True
-        return
-    for name, view in views.items():
+def redefined(settings: Settings) -> Iterator[tuple[str, str]]:
+    """The views that the configuration defines otherwise than their processes last knew: name and consequence. Raises ConfigError as ``ReadingViews`` does."""
+    for name, view in declared_views(settings).items():
         saved = status.read_view(settings.run_dir, name)
         if saved is None:
-            yield name, "is new: it is computed from the log at the next start of cdc run", False
+            yield name, "is new: it is computed from the log at the next start of cdc run"
         elif saved.declaration and saved.declaration != view.declaration:
             yield (
                 name,
                 f"is defined otherwise than before: it {AGAIN} at the next start of cdc run, and its topic gets what differs",
-                False,
             )
