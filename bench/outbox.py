@@ -46,7 +46,10 @@ _TABLE: Final = (
     "created_at timestamptz not null default now())"
 )
 _INSERT: Final = "insert into public.outbox (id, aggregatetype, aggregateid, type, payload, headers) values ({})"
-_STREAMS: Final = "select 1 from pg_replication_slots where slot_name = %s and active"
+_STREAMS: Final = (
+    "select 1 from pg_replication_slots join pg_stat_replication on pid = active_pid where slot_name = %s and state = 'streaming'"
+)
+"""A slot is active while it is being created, too: what commits then is from before it."""
 _WRITE: Final = f"""
 create procedure write_events(count int, each int, by_message bool) language plpgsql as $$
 declare

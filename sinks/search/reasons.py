@@ -7,7 +7,7 @@ value: names of indices, fields, settings and rights, and numbers. Of all others
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from sinks.retry import Reason
@@ -77,10 +77,19 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], str | None, bool | None], ...]] = tup
 )
 
 
+def error_of(body: Any) -> Any:
+    """The error in an answer or a bulk item. A request by query that came to its documents has instead what failed first: a document or a shard."""
+    if not isinstance(body, Mapping):
+        return None
+    failures = body.get("failures")
+    if "error" in body or not isinstance(failures, Sequence) or not failures or not isinstance(failures[0], Mapping):
+        return body.get("error")
+    return failures[0].get("cause", failures[0].get("reason"))
+
+
 def reason_of(body: Any) -> Reason | None:
     """The reason in an error's answer (or a bulk item); None when it has no form that may be shown."""
-    error = body.get("error") if isinstance(body, Mapping) else None
-    for text in _texts(error):
+    for text in _texts(error_of(body)):
         for pattern, hint, retryable in _KNOWN:
             if (found := pattern.search(text)) is not None:
                 index = found.groupdict().get("index") or "INDEX"

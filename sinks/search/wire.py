@@ -26,7 +26,7 @@ from cdc.settings.secretfile import SecretFile
 from cdc.settings.strict import Strict
 from sinks.render.jsontext import parse
 from sinks.retry import down, search_error
-from sinks.search.reasons import reason_of
+from sinks.search.reasons import error_of, reason_of
 
 # At their lower levels these write whole requests, thus rows.
 for _logger in ("opensearch", "opensearchpy.trace"):
@@ -59,7 +59,7 @@ class Answer:
     @property
     def error_type(self) -> str:
         """Such as ``version_conflict_engine_exception``; empty where there is none."""
-        error = self.body.get("error") if isinstance(self.body, dict) else None
+        error = error_of(self.body)
         return str(error.get("type", "")) if isinstance(error, dict) else ""
 
 

@@ -59,7 +59,7 @@ class Raw(Protocol):
 
 
 class Watch(Thread):
-    """Raises an alarm when status says that all is well, later than the look that had to find out that the quiet row is missing or old."""
+    """Raises an alarm at its end when status has said that all is well, later than the look that had to find out that the quiet row is missing or old."""
 
     def __init__(self, shop: Shop) -> None:
         super().__init__(name="watch", daemon=True)
@@ -90,10 +90,14 @@ class Watch(Thread):
             return False
         return found is None or int(found) < wanted
 
-    def end(self) -> None:
+    def __enter__(self) -> Watch:
+        self.start()
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
         self._ending.set()
         self.join(60)
-        assert not self.alarms, "\n".join(self.alarms[:3])
+        assert failed or not self.alarms, "\n".join(self.alarms[:3])
 
 
 class Shop:

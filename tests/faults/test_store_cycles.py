@@ -74,11 +74,19 @@ class Cycles:
             self._cycle(name, strike)
 
     def _cycle(self, name: str, strike: Callable[[], None]) -> None:
-        shop, chance = self.shop, self.chance
-        watch = Watch(shop)
+        shop = self.shop
         began = time.monotonic()
         shop.begin_traffic()
-        watch.start()
+        with Watch(shop):
+            asleep, again = self._struck(name, strike)
+            shop.end_traffic()
+            shop.converge()
+        counters.add("store cycles", name)
+        print(f"{time.monotonic() - began:6.1f} s  {name}{' twice' * again}{' while nobody followed' * asleep}")
+
+    def _struck(self, name: str, strike: Callable[[], None]) -> tuple[bool, bool]:
+        """Whether nobody followed meanwhile, and whether it happened twice."""
+        shop, chance = self.shop, self.chance
         asleep = name not in ("taken over", "answers lost") and chance.random() < 0.25
         if asleep:
             shop.end()  # it happens while nobody follows
@@ -91,11 +99,7 @@ class Cycles:
         if asleep:
             shop.start()
         time.sleep(chance.uniform(0.0, 1.0))
-        shop.end_traffic()
-        shop.converge()
-        watch.end()
-        counters.add("store cycles", name)
-        print(f"{time.monotonic() - began:6.1f} s  {name}{' twice' * again}{' while nobody followed' * asleep}")
+        return asleep, again
 
     # --- strikes ----------------------------------------------------------------------------------------------------------------------
 
@@ -182,11 +186,9 @@ def test_a_part_without_traffic_is_missed_however_busy_the_others_are(
     with opened(Shop(settings, OpenSearchUnits(opensearch, STORE), RawOpenSearch(opensearch), seed)) as shop:
         shop.start()
         shop.write_quiet()
-        watch = Watch(shop)
         shop.begin_traffic()
-        watch.start()
-        shop.units.lose(shop.units.of("public.quiet"))
-        shop.until(shop.holds_quiet, "the quiet row to come back")
-        shop.end_traffic()
-        shop.converge()
-        watch.end()
+        with Watch(shop):
+            shop.units.lose(shop.units.of("public.quiet"))
+            shop.until(shop.holds_quiet, "the quiet row to come back")
+            shop.end_traffic()
+            shop.converge()

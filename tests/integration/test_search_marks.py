@@ -9,6 +9,7 @@ import dataclasses
 import json
 import random
 import re
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -305,6 +306,32 @@ class Vanishing:
             return real(cluster, asked, at, *given, **named)
 
         monkeypatch.setattr(Cluster, "send", send)
+
+
+def test_an_index_deleted_in_the_middle_of_a_purge_is_filled_again(feed: Feed, opensearch: OpenSearch) -> None:
+    """The purge has come to its documents by then, and is answered in another form."""
+    feed.insert(ORDERS, *range(1, 20_001))
+    feed.follow()
+    over = threading.Event()
+
+    def delete_it_on_the_way() -> None:
+        while not over.wait(0.002):
+            told = json.dumps(opensearch.request("GET", "/_tasks?actions=*/delete/byquery&detailed"))
+            if re.search(r'"deleted": ?[1-9]', told):
+                opensearch.request("DELETE", "/public.orders@1")
+                return
+
+    deleting = threading.Thread(target=delete_it_on_the_way)
+    deleting.start()
+    try:
+        feed.add(ORDERS, (Op.TRUNCATE, {}))
+        with pytest.raises(StoreError, match="purging deleted rows was answered 404 index_not_found_exception") as failure:
+            feed.advance()
+    finally:
+        over.set()
+        deleting.join()
+    assert failure.value.retryable
+    feed.open_again()
 
 
 WIDER = dataclasses.replace(ORDERS, columns=(*ORDERS.columns, Column("more", TEXT, -1, "text")))

@@ -381,14 +381,14 @@ def test_lag_counts_the_stores_own_tables_only() -> None:
 
 
 class Looks:
-    """How often a follower's status file is read."""
+    """How often a follower's status file is read by who waits, which is this thread."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        plain = status.read_follower
+        plain, waits = status.read_follower, threading.get_ident()
 
         def counted(run_dir: Path, store: str) -> status.FollowerStatus | None:
-            self.count += 1
+            self.count += threading.get_ident() == waits
             return plain(run_dir, store)
 
         monkeypatch.setattr(status, "read_follower", counted)

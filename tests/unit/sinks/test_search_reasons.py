@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from sinks.retry import search_error
 from sinks.search.reasons import reason_of
+from sinks.search.wire import Answer
 
 
 def body(reason: str, caused_by: str | None = None) -> dict[str, object]:
@@ -59,3 +61,21 @@ def test_a_reason_that_may_quote_a_document_is_not(text: str) -> None:
 
 def test_an_answer_of_another_form_has_no_reason() -> None:
     assert [reason_of(found) for found in (None, "text", [], {}, {"error": "text"})] == [None] * 5
+
+
+@pytest.mark.parametrize("said", ["cause", "reason"])
+def test_what_failed_first_under_a_query_is_its_error(said: str) -> None:
+    """As `_delete_by_query` answers when its index is deleted on the way: without an `error`."""
+    gone = {"type": "index_not_found_exception", "reason": "no such index [i]"}
+    answer = Answer(
+        404, {"took": 75, "deleted": 1000, "failures": [{"index": "i", said: gone}, {"index": "i", said: {"type": "y"}}]}
+    )
+    assert answer.error_type == "index_not_found_exception"
+    assert search_error("s", "x", answer.status, answer.error_type).retryable
+
+
+@pytest.mark.parametrize("failures", [None, [], ["canary"], [{}], "canary", 7])
+def test_an_answer_without_a_failure_has_no_error(failures: object) -> None:
+    answer = Answer(404, {"failures": failures})
+    assert answer.error_type == ""
+    assert reason_of(answer.body) is None
