@@ -14,6 +14,8 @@ import pyarrow as pa
 PAGE_BYTES: Final = 4096
 MOST_PARTS: Final = 1024
 """The most parts that the system takes in one write."""
+EARLY_BYTES: Final = 2**20
+"""The disk is set to work each time so many bytes are there: about what it writes while as many are copied for it."""
 _START: Final = 2
 _sync_file_range: Final = getattr(ctypes.CDLL(None), "sync_file_range", None)
 """Linux alone has it."""
@@ -58,6 +60,21 @@ class Disk:
                 raise OSError(errno.EIO, "the disk took no bytes")
             done += written
         return offset + total
+
+    def write_early(self, fd: int, parts: Sequence[bytes | pa.Buffer], offset: int) -> None:
+        """As ``write``, and the disk works on what is there while the rest is copied, and after that. It gets whole pages only: one of which another
+        part is still to come, before ``offset`` or behind the end, would be written twice."""
+        started, portion, size = offset + -offset % PAGE_BYTES, [], 0
+        for number, part in enumerate(parts, 1):
+            portion.append(part)
+            size += len(part)
+            if size >= EARLY_BYTES or number == len(parts):
+                self.write(fd, portion, offset)
+                offset, portion, size = offset + size, [], 0
+                whole = offset - offset % PAGE_BYTES
+                if whole > started:
+                    self.start_writing(fd, started, whole)
+                    started = whole
 
     def start_writing(self, fd: int, start: int, end: int) -> None:
         """Has the disk begin to write these bytes, and does not wait for it: a later sync then has less left to do. It promises nothing."""

@@ -22,7 +22,7 @@ from cdc.errors import HeadwaterError, LogCorrupt
 from cdc.log.contract import SOURCE_NAME
 from cdc.log.embedded import histories
 from cdc.log.embedded.away import TierPlace
-from cdc.log.embedded.disk import PAGE_BYTES, Disk
+from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.format import (
     FRAME_HEADER_BYTES,
     MAX_BODY_BYTES,
@@ -289,10 +289,7 @@ class EmbeddedLogWriter:
             end, running = end + len(head) + len(message), chain(running, crc)
         fd = self._files.of(topic, tip.segment)
         if length >= LARGE_BYTES:
-            # The disk works while the checksum is made. It gets whole pages only, and never the header's: that one is not written yet.
-            at = end + FRAME_HEADER_BYTES
-            self._disk.write(fd, body, at)
-            self._disk.start_writing(fd, at + padding(at, PAGE_BYTES), at + length)
+            self._disk.write_early(fd, body, end + FRAME_HEADER_BYTES)  # the disk works while the checksum is made
         head, crc = encode_frame(
             FrameKind.BATCH, body, offset=end, schema_at=schema_at, topic=topic.number, first=first, last=last, rows=len(positions)
         )

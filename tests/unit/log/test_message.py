@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from contextlib import closing
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from bench.logrows import orders
-from cdc.log.embedded.disk import MOST_PARTS, Disk
+from cdc.log.embedded.disk import EARLY_BYTES, MOST_PARTS, PAGE_BYTES, Disk
 from cdc.log.embedded.format import FrameKind, encode_frame
 from cdc.log.embedded.message import LARGE_BYTES, message_of
 from cdc.log.embedded.reader import EmbeddedLogReader
@@ -53,6 +55,43 @@ def test_more_parts_than_the_system_takes_at_once_are_written(tmp_path: Path) ->
     disk.write(fd, parts, 3)
     disk.close(fd)
     assert (tmp_path / "file").read_bytes() == bytes(3) + b"".join(parts)
+
+
+class Told(QuickDisk):
+    """What it was told to begin with, and how long the file was then."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[int, int, int]] = []
+
+    def start_writing(self, fd: int, start: int, end: int) -> None:
+        self.started.append((start, end, os.fstat(fd).st_size))
+        super().start_writing(fd, start, end)
+
+
+@pytest.mark.parametrize("offset", [0, 1, PAGE_BYTES - 1, PAGE_BYTES, 3 * PAGE_BYTES + 77])
+def test_what_is_written_early_is_the_same_and_no_page_is_begun_twice(tmp_path: Path, offset: int, seed: int) -> None:
+    chance = random.Random(seed)
+    disk, parts = Told(), [chance.randbytes(chance.choice((0, 3, 5_000, 300_000, EARLY_BYTES + 5))) for _ in range(20)]
+    fd = disk.create(tmp_path / "file")
+    disk.write_early(fd, parts, offset)
+    disk.close(fd)
+    assert (tmp_path / "file").read_bytes() == bytes(offset) + b"".join(parts)
+    whole = offset + sum(map(len, parts))
+    assert len(disk.started) > 1
+    starts, ends = [one[0] for one in disk.started], [one[1] for one in disk.started]
+    assert starts == [-(-offset // PAGE_BYTES) * PAGE_BYTES, *ends[:-1]], "one behind the other"
+    assert ends[-1] == whole // PAGE_BYTES * PAGE_BYTES
+    assert all(start < end <= there and end % PAGE_BYTES == 0 for start, end, there in disk.started)
+
+
+@pytest.mark.parametrize("parts", [[], [b""], [b"short"]])
+def test_what_fills_no_page_is_left_to_the_sync(tmp_path: Path, parts: list[bytes]) -> None:
+    disk = Told()
+    fd = disk.create(tmp_path / "file")
+    disk.write_early(fd, parts, 5)
+    disk.close(fd)
+    assert disk.started == []
+    assert (tmp_path / "file").read_bytes()[5:] == b"".join(parts)
 
 
 def test_large_and_small_batches_lie_side_by_side(tmp_path: Path) -> None:
