@@ -14,16 +14,19 @@ from typing import Any, TextIO
 
 import psycopg
 
-from cdc.demo import daemon, eventcount, firstload, flights, kernels, show, stage, verdict
+from cdc.demo import daemon, eventcount, firstload, flights, flightviews, kernels, show, stage, verdict
 from cdc.demo.accidents import DemoAccidents
+from cdc.demo.dashboard import Dashboard, DashboardFacts
 from cdc.demo.milestones import Milestones
 from cdc.demo.tour import AFTER_S, Tour
 from cdc.demo.traffic import Traffic
 from cdc.embedded.__main__ import fetch
+from cdc.embedded.processes import free_port_like
 from cdc.errors import HeadwaterError
 
 STILL_S = 180
 INTERRUPTED = 130
+_DASHBOARD_PORT = 8842
 
 
 def main(arguments: list[str]) -> int:
@@ -86,7 +89,7 @@ class Demo:
             self._milestones.set_up()
             running.start()
             running.wait_for(lambda _told: True, "the status page", STILL_S)
-            self._print(show.welcome(here, sys.executable))
+            self._print(show.welcome(here, sys.executable, _dashboard(here, running, stack).url))
             running.wait_for(daemon.is_capturing, "the start of capture", STILL_S)
             self._say(f"cdc run captures (its log: {running.log})")
             traffic = Traffic(here.dsn, data.flights, self._options.rate)
@@ -152,6 +155,7 @@ class Demo:
         self._say("every store has everything; comparing each with the database")
         audited = verdict.audit(running)
         events = eventcount.judged(here, traffic.told)
+        views = flightviews.compared(here.configuration, here.dsn, here.opensearch.url, here.valkey.url)
         with psycopg.connect(here.dsn) as connection:
             row = connection.execute("select count(*) from flights").fetchone()
         exit_code = running.stop()
@@ -162,6 +166,7 @@ class Demo:
             exit_code=exit_code,
             milestones=self._milestones,
             events=events,
+            views=views,
         )
         self._judge(result)
         return 0 if result["ok"] else 1
@@ -170,6 +175,9 @@ class Demo:
         for name, store in result["stores"].items():
             rows = sum(table["source_rows"] for table in store["tables"].values())
             self._say(f"{name}: {'equal' if store['equal'] else 'DIFFERS'}, {rows:,} rows compared")
+        for view, held in result["views"].items():
+            words = ", ".join(f"{store} {'equal' if not rows['different'] else 'DIFFERS'}" for store, rows in held.items())
+            self._say(f"view {view}, against its SQL in Postgres: {words}, {next(iter(held.values()))['source_rows']:,} rows")
         events = result["events"]
         self._say(f"{events['committed']} events were committed: on the stream {events['bus']}, at the receiver {events['tower']}")
         if self._options.json:
@@ -196,6 +204,15 @@ class Demo:
         if self._unfinished:
             self._unfinished = False
             self._print("")
+
+
+def _dashboard(here: stage.Stage, running: daemon.Daemon, stack: ExitStack) -> Dashboard:
+    """Serves the dashboard until the demo ends."""
+    facts = DashboardFacts(here.opensearch.url, here.valkey.url, running.asked)
+    stack.callback(facts.close)
+    dashboard = Dashboard(free_port_like(_DASHBOARD_PORT), facts.take)
+    stack.callback(dashboard.stop)
+    return dashboard
 
 
 def _interrupt(_signal: int, _frame: object) -> None:

@@ -64,6 +64,18 @@ class Daemon:
     def status(self) -> dict[str, Any] | None:
         """``/v1/status``; None while the port does not answer. Raises DaemonFailed when the daemon has ended or a part stopped."""
         self.check()
+        told = self.asked()
+        if told is None:
+            return None
+        self._look(told)
+        for stopped in told["stops"]:
+            raise DaemonFailed(
+                f"{stopped['part']} stopped: {stopped['state']}", hint=f"see {self.log}; --fresh starts from nothing"
+            )
+        return told
+
+    def asked(self) -> dict[str, Any] | None:
+        """``/v1/status`` whatever it says, for any thread; None while the port does not answer."""
         connection = http.client.HTTPConnection(self._address.hostname or "", self._address.port, timeout=10)
         try:
             connection.request("GET", "/v1/status")
@@ -73,14 +85,7 @@ class Daemon:
             return None
         finally:
             connection.close()
-        if response.status != 200:
-            return None
-        told: dict[str, Any] = json.loads(body)
-        self._look(told)
-        for stopped in told["stops"]:
-            raise DaemonFailed(
-                f"{stopped['part']} stopped: {stopped['state']}", hint=f"see {self.log}; --fresh starts from nothing"
-            )
+        told: dict[str, Any] | None = json.loads(body) if response.status == 200 else None
         return told
 
     def wait_for(

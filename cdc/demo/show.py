@@ -16,10 +16,11 @@ _QUESTION = {
 }
 
 
-def welcome(stage: Stage, python: str) -> str:
-    """The page's address and a command for each store, to be copied."""
+def welcome(stage: Stage, python: str, dashboard: str) -> str:
+    """The pages' addresses and a command for each store, to be copied."""
     return f"""
   status page   {stage.page}
+  dashboard     {dashboard} (delays by airport and hour, and each plane's day: views, as the stores hold them)
   to stop       Ctrl-C
 
   Search index: the latest arrivals in San Francisco, and how late each airline is there

@@ -12,7 +12,7 @@ from typing import IO, Final
 import psycopg
 from psycopg import sql
 
-from cdc.demo import departures
+from cdc.demo import departures, flightviews
 from cdc.demo.configuration import toml
 from cdc.demo.receiver import SECRET, DemoReceiver
 from cdc.demo.traffic import OUTBOX
@@ -22,6 +22,7 @@ from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
 from cdc.embedded.processes import free_port_like
 from cdc.embedded.valkey import Valkey
+from cdc.settings.views import topic_of
 
 DATABASE: Final = "airport"
 # Wished for, so that what the demo prints stays true over restarts; another port is taken where somebody has these.
@@ -29,6 +30,9 @@ _POSTGRES_PORT, _VALKEY_PORT, _OPENSEARCH_PORT, _HTTP_PORT, _RECEIVER_PORT = 546
 
 _NOTES: Final = {
     "": "Written by the demo at every start.",
+    f"views.{flightviews.DELAYS}": "How late flights leave: a row for each airport, day and hour of its clock.",
+    f"views.{flightviews.FLYING_DAYS}": "The days on which each plane flies: the roots of the documents below.",
+    f"views.{flightviews.PLANE_DAYS}": "Each plane's day as one document: the plane, its legs with their airports, and totals.",
     "stores.search": "Answers questions about flights.",
     "stores.board": "The departure board: one JSON value per flight.",
     "stores.departures": "Each departure, once, as an entry of a stream.",
@@ -77,15 +81,18 @@ class Stage:
                 "source": {"dsn": self.dsn, "tables": ["public.*"], "snapshot_chunk_rows": 5_000},
                 "log": {"dir": "log"},
                 "outbox": {"prefix": OUTBOX},
+                **flightviews.SECTIONS,
                 "stores.search": {
                     "kind": "opensearch",
                     "url": self.opensearch.url,
                     "tables": ["public.flights", "public.airports", "public.airlines"],
+                    "views": flightviews.HELD,
                 },
-                "stores.board": {"kind": "redis", "url": self.valkey.url},
+                "stores.board": {"kind": "redis", "url": self.valkey.url, "views": flightviews.HELD},
                 "stores.board.tables": {"select": ["public.flights"]},
                 'stores.board.tables."public.flights"': {"key": "flight:{id}"},
                 'stores.board.tables."public.flights".computed': {"mph": "60 * distance_miles / air_time_min"},
+                **{f'stores.board.tables."{topic_of(view)}"': {"key": flightviews.CACHE_KEYS[view]} for view in flightviews.HELD},
                 "stores.departures": {
                     "kind": "redis-stream",
                     "url": self.valkey.url,

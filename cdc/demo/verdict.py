@@ -53,10 +53,11 @@ def verdict(
     exit_code: int | None,
     milestones: Milestones,
     events: dict[str, Any],
+    views: dict[str, dict[str, dict[str, int]]],
 ) -> dict[str, Any]:
     """The JSON object.
 
-    ``ok``: every store is equal, every event came to both who read them, and to the stream once, and the daemon ended with 0. ``events``: as ``cdc.demo.eventcount``. ``traffic``: {``seconds``, ``wanted_per_s``, ``changes``, ``per_s``}.
+    ``ok``: every store is equal, also to what the database answers to the views' SQL, every event came to both who read them, and to the stream once, and the daemon ended with 0. ``events``: as ``cdc.demo.eventcount``. ``views``: as ``cdc.demo.flightviews``. ``traffic``: {``seconds``, ``wanted_per_s``, ``changes``, ``per_s``}.
     ``page_s``: seconds from the command until the status page answered. ``flights``: rows of that table at the end. ``stores``: name →
     {``equal``, ``position``, ``lsn``, ``first_rows_s``: seconds from the end of the set-up until it held rows of this run, ``waited_s``,
     ``tables``: name → {``equal``, ``source_rows``, ``store_rows``, ``missing``, ``extra``, ``different``, ``unsettled``, ``error``}}.
@@ -76,7 +77,11 @@ def verdict(
     complete = set(stores) == set(waited) and all(store["tables"] for store in stores.values())
     return {
         "name": "demo",
-        "ok": complete and all(store["equal"] for store in stores.values()) and _all_came(events) and exit_code == 0,
+        "ok": complete
+        and all(store["equal"] for store in stores.values())
+        and all_as_asked(views)
+        and _all_came(events)
+        and exit_code == 0,
         "traffic": {
             "seconds": round(driven.seconds, 3),
             "wanted_per_s": driven.rate,
@@ -86,9 +91,15 @@ def verdict(
         "page_s": _rounded(milestones.page_s),
         "flights": driven.rows,
         "stores": stores,
+        "views": views,
         "events": events,
         "daemon_exit_code": exit_code,
     }
+
+
+def all_as_asked(views: dict[str, dict[str, dict[str, int]]]) -> bool:
+    """Whether each view has rows, and each store shows all of them as the database does."""
+    return all(not held["different"] and held["store_rows"] for stores in views.values() for held in stores.values())
 
 
 def _all_came(events: dict[str, Any]) -> bool:

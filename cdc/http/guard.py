@@ -26,7 +26,7 @@ OPEN_PATHS: Final = frozenset({"/", "/page.css", "/page.js", "/words.js", "/draw
 _WAITING: Final = frozenset({"/v1/wait", "/v1/events"})
 """What is asked for there is kept for as long as the asker likes."""
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
-_HEADERS: Final[Mapping[str, str]] = {
+HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -34,6 +34,7 @@ _HEADERS: Final[Mapping[str, str]] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+"""What every answer tells the browser."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Guard:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
+                for name, value in HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 

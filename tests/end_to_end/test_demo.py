@@ -201,8 +201,9 @@ def test_the_stage_starts_in_a_second_and_keeps_what_it_had(opensearch: object, 
         assert here.configuration.stat().st_mode & 0o077 == 0, "a secret stands in it"
         with pytest.raises(Exception, match="another demo runs"):
             set_up(folder, fresh=False, say=said.append)
-        text = show.welcome(here, "python")
+        text = show.welcome(here, "python", "http://127.0.0.1:1/")
         assert here.page in text
+        assert "http://127.0.0.1:1/" in text
         assert here.opensearch.url in text
         assert here.valkey.url in text
         assert all(store in text for store in EVENT_STORES)
@@ -272,6 +273,8 @@ def test_the_whole_demo_shows_its_page_first_and_every_stores_rows_while_it_load
     assert at == sorted(at)
     result = json.loads(said.out.splitlines()[-1])
     assert result["page_s"] > 0
+    assert set(result["views"]) == {"delays", "plane_days"}
+    assert verdict.all_as_asked(result["views"])
     assert all(result["stores"][store]["first_rows_s"] > 0 for store in STORES)
     rows = [sum(table["store_rows"] for table in result["stores"][store]["tables"].values()) for store in STORES]
     for number, store in enumerate(STORES):
@@ -285,6 +288,8 @@ def _audited(store: str, equal: bool) -> dict[str, Any]:
 
 
 CAME: Final = {"committed": 2, "bus": {"missing": 0, "twice": 0}, "tower": {"missing": 0, "twice": 0}}
+SAME: Final = {"delays": {"search": {"source_rows": 3, "store_rows": 3, "different": 0}}}
+OTHER: Final = {"delays": {"search": {"source_rows": 3, "store_rows": 3, "different": 1}}}
 
 
 @pytest.mark.parametrize(
@@ -315,8 +320,11 @@ def test_only_equal_stores_whole_streams_and_an_orderly_daemon_pass(
         exit_code=exit_code,
         milestones=milestones,
         events=events,
+        views=SAME,
     )
     assert result["ok"] is ok
+    assert verdict.all_as_asked(SAME)
+    assert not verdict.all_as_asked(OTHER)
     assert result["page_s"] == 40.0
     assert [store["first_rows_s"] for store in result["stores"].values()] == [21.0, 30.0, None][: len(audited)]
     assert result["traffic"]["per_s"] == 10.0
