@@ -69,14 +69,15 @@ def explain(
         [report] = _reports(settings, log, name)
         known = {topic.name: topic for topic in log.topics()}
         schemas = {topic: known[topic].schema for topic in declared.topics if topic in known}
-        reads = declared.bind(schemas).reads if len(schemas) == len(declared.topics) else {}
+        bound = declared.bind(schemas) if len(schemas) == len(declared.topics) else None
+        reads = {} if bound is None else bound.reads
         own = known.get(topic_of(name))
         facts = _json(settings, log, report) | {
             "topic": topic_of(name),
             "key": list(view.key),
             "reads": {topic: list(reads.get(topic, ())) for topic in declared.topics},
             "rows": None if own is None else _rows(log, own.name),
-            "select": declared.sql.strip(),
+            "select": (declared.query.sql if bound is None else bound.definition.sql).strip(),
         }
     if as_json:
         print_json(facts)

@@ -10,14 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from cdc.derive.ports import BoundView
 from cdc.errors import ConfigError
 from cdc.expressions.refusal import PartRefused
 from cdc.model.structure import Scalar, ScalarType
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import Settings
 from cdc.settings.views import View, topic_of
-from cdc.views.contract import Kernel
+from cdc.views.contract import Kernel, ViewRefused
 from cdc.views.definition import ViewDefinition, define
 from cdc.views.kernel import SqlKernel
 from cdc.views.parser import parsed_query
@@ -100,15 +99,17 @@ class SqlView:
 
     @property
     def declaration(self) -> str:
-        said = json.dumps([self.query.sql, list(self.view.key)])
+        said = json.dumps([self.query.sql, list(self.view.key), *self.query.excluded])
         return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
-    @property
-    def sql(self) -> str:
-        return self.query.sql
-
-    def bind(self, schemas: Mapping[str, TopicSchema]) -> BoundView:
-        return BoundSql(define(self.name, self.query.sql, self.view.key, schemas, self.query.places), self.name)
+    def bind(self, schemas: Mapping[str, TopicSchema]) -> BoundSql:
+        query = self.query
+        if query.excluded:
+            try:
+                query = nested_query(self.name, self.view, {topic: schema.names for topic, schema in schemas.items()})
+            except ConfigError as error:  # of the tables' columns: all else is known once the view is declared
+                raise ViewRefused(str(error), hint=error.hint) from None
+        return BoundSql(define(self.name, query.sql, self.view.key, schemas, query.places), self.name)
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ _SHORT: Final = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"
 
 def built(names: Sequence[str], kinds: Sequence[PgType]) -> Kernel:
     """The kernel of an object with these different names, whose values have these types."""
-    # Postgres orders a jsonb's names by their length in bytes, and then by their bytes.
-    order = sorted(range(len(names)), key=lambda place: (len(names[place].encode()), names[place].encode()))
+    order = sorted(range(len(names)), key=lambda place: order_of_name(names[place]))
 
     def kernel(*values: Value) -> tuple[Value, Value | None]:
         pieces: list[Value] = []
@@ -40,6 +39,11 @@ def built(names: Sequence[str], kinds: Sequence[PgType]) -> Kernel:
         return pc.binary_join_element_wise(*pieces, "}", ""), None
 
     return kernel
+
+
+def order_of_name(name: str) -> tuple[int, bytes]:
+    """The place of a name among those of a jsonb: Postgres orders them by their length in bytes, and then by their bytes."""
+    return len(name.encode()), name.encode()
 
 
 def _pieces(kind: PgType, value: Value) -> Value:

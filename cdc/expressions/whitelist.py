@@ -99,6 +99,7 @@ REFUSED: Final[Mapping[str, tuple[str, str]]] = {
                 "string_agg",
                 "json_agg",
                 "jsonb_agg",
+                "jsonb_object_agg",
                 "bool_and",
                 "bool_or",
                 "every",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -22,6 +22,25 @@ def checked_table(table: str) -> str:
     if not _TABLE.fullmatch(table):
         raise ValueError('names a topic with its schema, such as "public.orders"')
     return table
+
+
+def check_shown(
+    columns: Sequence[str], exclude: Sequence[str] | None, computed: Mapping[str, str], rename: Mapping[str, str]
+) -> None:
+    """Raises ValueError where they contradict each other. Whether the table has the columns is not known here."""
+    if columns and exclude is not None:
+        raise ValueError("says both columns and exclude; columns alone says which are shown")
+    for key, names in (("columns", columns), ("exclude", exclude or ())):
+        for twice in (name for at, name in enumerate(names) if name in names[:at]):
+            raise ValueError(f"{key} names {twice} twice")
+    for name in computed:
+        if not name or "." in name:
+            raise ValueError(f"computed: {name!r} is not a name; for a place within an object, give it a plain name and rename it")
+        if name in (exclude or ()):
+            raise ValueError(f"computed names {name}, which exclude leaves out")
+    for name, target in rename.items():
+        if not all(target.split(".")):
+            raise ValueError(f"rename.{name}: {target!r} is not a name; a dot stands between two names")
 
 
 class OrderedBy(Strict):
@@ -65,7 +84,13 @@ class Relation(Strict):
     where: str = ""
     """A condition on the related row ([expressions.md](expressions.md)): other rows are not shown."""
     columns: tuple[str, ...] = ()
-    """Its columns that are shown."""
+    """Its columns that are shown, and of what is computed."""
+    exclude: tuple[str, ...] | None = None
+    """In place of `columns`: all of its columns are shown but these. One that it gets later is shown from the next start of `cdc run` on."""
+    computed: Mapping[str, str] = {}
+    """Name → an expression over its columns ([expressions.md](expressions.md)). Shown, if `columns` is empty or names it; `value`, `order`, `by` and `on` may name it, too."""
+    rename: Mapping[str, str] = {}
+    """Column, or what is computed → the name that it is shown under. A dot makes an object: `address_city = "address.city"`."""
     value: str = ""
     """The one column of it that is shown by itself, in place of an object."""
     as_: Mapping[str, Literal["text"]] = Field({}, alias="as")
@@ -79,12 +104,18 @@ class Relation(Strict):
 
     @model_validator(mode="after")
     def _shows_one_thing(self) -> Relation:
-        if self.value and (self.columns or self.one or self.many):
-            raise ValueError("value shows one column by itself, so columns, one and many cannot stand beside it")
+        check_shown(self.columns, self.exclude, self.computed, self.rename)
+        if self.value and (self.columns or self.exclude is not None or self.rename or self.one or self.many):
+            raise ValueError("value shows one column by itself, so columns, exclude, rename, one and many cannot stand beside it")
         for name in self.as_:
-            if name not in (*self.columns, self.value):
+            if self.exclude is None and name not in (*(self.columns or self.computed), self.value):
                 raise ValueError(f"as names {name}, which is not shown: name it in columns or value too")
         return self
+
+    @property
+    def has_fields(self) -> bool:
+        """It shows an object, or objects."""
+        return bool(self.columns or self.exclude is not None or (self.computed and not self.value) or self.one or self.many)
 
 
 class One(Relation):
@@ -95,7 +126,7 @@ class One(Relation):
     def _shows_something(self) -> One:
         if not self.on:
             raise ValueError('on is missing: which of my columns equal which of its columns, such as { customer_id = "id" }')
-        if not (self.value or self.columns or self.one or self.many):
+        if not (self.value or self.has_fields):
             raise ValueError("shows nothing: give it columns, or value")
         if self.flat is not None and self.value:
             raise ValueError("flat and value cannot stand together: value is one field already")
@@ -105,6 +136,8 @@ class One(Relation):
 class Many(Relation):
     order: tuple[str, ...] = ()
     """The order of the array, which is total: a unique column comes last. A text has `COLLATE "C"` behind it; a column of the table between has `through.` before it."""
+    by: str = ""
+    """The column by whose values the rows stand in an object, in place of an array; of rows with one value the last by `order` is shown, and none of those where it is NULL."""
     limit: int = Field(0, ge=0)
     """The most rows that are shown, the first by `order`; 0: all."""
     totals: Mapping[str, str] = {}
@@ -122,7 +155,7 @@ class Many(Relation):
     @property
     def shows_rows(self) -> bool:
         """There is an array, and not totals alone."""
-        return bool(self.columns or self.value or self.one or self.many or (self.through is not None and self.through.columns))
+        return bool(self.value or self.has_fields or (self.through is not None and self.through.columns))
 
     @model_validator(mode="after")
     def _is_whole(self) -> Many:
@@ -134,8 +167,8 @@ class Many(Relation):
             raise ValueError("shows nothing: give it columns, value or totals")
         if self.shows_rows and not self.order:
             raise ValueError('order is missing: an array has an order that is total, such as ["position", "id"]')
-        if not self.shows_rows and (self.order or self.limit):
-            raise ValueError("has no array: order and limit have no meaning without columns or value")
+        if not self.shows_rows and (self.order or self.limit or self.by):
+            raise ValueError("has no array: order, by and limit have no meaning without columns or value")
         if self.through is None and any(ordered_by(one).through for one in self.order):
             raise ValueError("order names a column of the table between, and through is not given")
         return self

@@ -9,11 +9,12 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from cdc.errors import ConfigError
-from cdc.settings.relations import Many, One, checked_table
+from cdc.settings.relations import Many, One, check_shown, checked_table
 from cdc.settings.strict import Strict
 
 VIEWS: Final = "views"
 """The first part of the name of every view's topic."""
+_OF_ROOTS: Final = ("columns", "exclude", "computed", "rename", "where", "one", "many")
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 
 
@@ -46,7 +47,13 @@ class View(Strict):
     key: tuple[str, ...]
     """The columns of the SELECT, or of the root, that tell its rows apart. They are never NULL."""
     columns: tuple[str, ...] = ()
-    """The root's columns that are shown, beside the key."""
+    """The root's columns that are shown, beside the key, and of what is computed."""
+    exclude: tuple[str, ...] | None = None
+    """In place of `columns`: all of the root's columns are shown but these. One that it gets later is shown from the next start of `cdc run` on."""
+    computed: Mapping[str, str] = {}
+    """Name → an expression over the root's columns ([expressions.md](expressions.md)). Shown, if `columns` is empty or names it; `on` may name it, too."""
+    rename: Mapping[str, str] = {}
+    """Column of the root, or what is computed → the name that it is shown under. A dot makes an object: `address_city = "address.city"`."""
     where: str = ""
     """A condition on the root's row ([expressions.md](expressions.md)): other rows are not shown."""
     one: Mapping[str, One] = {}
@@ -71,9 +78,13 @@ class View(Strict):
     def _is_declared_one_way(self) -> View:
         if bool(self.sql) == bool(self.root):
             raise ValueError("has both sql and root; take one of them out" if self.sql else "has neither sql nor root")
-        beside = next((name for name in ("columns", "where", "one", "many") if getattr(self, name)), None)
+        beside = next((name for name in _OF_ROOTS if getattr(self, name) or (name == "exclude" and self.exclude is not None)), None)
         if self.sql and beside:
             raise ValueError(f"{beside} belongs to a view with root, and this one has sql")
+        check_shown(self.columns, self.exclude, self.computed, self.rename)
+        for key, names in (("exclude", self.exclude or ()), ("rename", self.rename)):
+            for name in (one for one in names if one in self.key):
+                raise ValueError(f"{key} names {name}, which is of the key; the key's columns are shown, under their own names")
         return self
 
 

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.expressions.decimals import ARITHMETIC, text_of
-from cdc.expressions.objects import jsonb_texts
+from cdc.expressions.objects import jsonb_texts, order_of_name
+from cdc.expressions.objects import quoted as in_json
 from cdc.expressions.pgtype import PgType
 from cdc.model.pgtypes import canonical_text
 from cdc.views.held import ViewStopped
@@ -52,6 +53,8 @@ def sliced(number: int, one: Aggregate) -> tuple[list[str], Finish]:
             [None if texts is None else _joined(texts, one.separator) for texts in parts[name].to_pylist()], pa.utf8()
         )
     kind = one.argument.kind
+    if one.label is not None:
+        return _object(one, name, kind, there, order)
     return [f"list({value}{order}) {where(there)} AS {name}"], lambda parts: _arrays(kind, parts[name])
 
 
@@ -59,6 +62,38 @@ def _arrays(kind: PgType, lists: pa.Array) -> pa.Array:
     """jsonb_agg of each list, whose values are of this type."""
     pieces = pa.ListArray.from_arrays(lists.offsets, jsonb_texts(kind, lists.values), mask=lists.is_null())
     return pc.binary_join_element_wise("[", pc.binary_join(pieces, ", "), "]", "")
+
+
+def _object(one: Aggregate, name: str, kind: PgType, there: list[str], order: str) -> tuple[list[str], Finish]:
+    """Two lists in one order, which is total: the object's names, and their values."""
+    assert one.argument is not None
+    assert one.label is not None
+    columns = [
+        f"list({quoted(column.name)}{order}) {where(there)} AS {part}"
+        for column, part in ((one.label, f"n{name}"), (one.argument, name))
+    ]
+    return columns, lambda parts: _objects(kind, parts[f"n{name}"], parts[name])
+
+
+def _objects(kind: PgType, names: pa.Array, lists: pa.Array) -> pa.Array:
+    """jsonb_object_agg of each pair of lists: of equal names the last one stays. Raises ViewStopped."""
+    values = pa.ListArray.from_arrays(lists.offsets, jsonb_texts(kind, lists.values), mask=lists.is_null())
+    return pa.array(
+        [
+            None if labels is None else _object_of(labels, texts)
+            for labels, texts in zip(names.to_pylist(), values.to_pylist(), strict=True)
+        ],
+        pa.utf8(),
+    )
+
+
+def _object_of(labels: Sequence[str | None], texts: Sequence[str]) -> str:
+    members: dict[str, str] = {}
+    for label, text in zip(labels, texts, strict=True):
+        if label is None:
+            raise ViewStopped("a name of jsonb_object_agg is NULL", hint="leave such rows out with FILTER (WHERE name IS NOT NULL)")
+        members[label] = text
+    return "{" + ", ".join(f"{in_json(label)}: {members[label]}" for label in sorted(members, key=order_of_name)) + "}"
 
 
 def ordered(orders: Sequence[Order]) -> str:

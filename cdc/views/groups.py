@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from cdc.expressions import BOOL, PgType
 from cdc.expressions.objects import SHOWN
@@ -14,6 +15,9 @@ from cdc.views.columns import ORDERED, PlanColumns, PlannedRelation, Scope, filt
 from cdc.views.parts import bare, outermost_aggregates, plain, replaced, walk
 from cdc.views.plan import Aggregate, GroupNode, Node, Order, PlanColumn, has_scale
 from cdc.views.syntax import AggregateCall, ColumnName, Select
+
+_ORDERED: Final = ("array_agg", "string_agg", "jsonb_agg", "jsonb_object_agg")
+"""Aggregates whose value depends on the order of the rows."""
 
 
 class GroupPlanner:
@@ -103,30 +107,33 @@ class GroupPlanner:
             self._book.expression(call.condition, BOOL)
             node, [column] = self._book.computed(node, [call.condition])
             condition = column.name
-        wanted = 2 if name == "string_agg" else 1
+        wanted = 2 if name in ("string_agg", "jsonb_object_agg") else 1
         if call.arguments and len(call.arguments) != wanted:
             raise PartRefused(at, f"{name} takes {'one argument' if wanted == 1 else 'two arguments'}")
         if not call.arguments:
             return node, Aggregate(self._book.column(INT8), "count", condition=condition)
-        syntax = call.arguments[0]
+        label: PlanColumn | None = None
+        if name == "jsonb_object_agg":
+            node, label = self._label(node, call.arguments[0])
+        syntax = call.arguments[1 if label else 0]
         node, [argument] = self._book.computed(node, [bare(syntax) if isinstance(bare(syntax), Name) else syntax])
         if call.distinct and name != "count":
             raise PartRefused(
                 at, f"{name}(DISTINCT …) is not kept up", "write SELECT DISTINCT in a subquery, and aggregate over it"
             )
-        if call.order and name not in ("array_agg", "string_agg", "jsonb_agg"):
+        if call.order and name not in _ORDERED:
             raise PartRefused(call.order[0].at, f"ORDER BY changes nothing in {name}", "leave it out")
         result = self._result(at, name, syntax, argument, call.distinct)
         orders: tuple[Order, ...] = ()
         separator: str | None = ""
-        if name in ("array_agg", "string_agg", "jsonb_agg"):
+        if name in _ORDERED:
             if not call.order:
                 raise PartRefused(
                     at, f"{name} without ORDER BY is not kept up: its order is left to chance", f"write {name}(x ORDER BY …)"
                 )
             node, orders = self._book.orders(node, call.order, [one.value for one in call.order])
             ordered = [one.column for one in orders]
-            same = argument.name in ordered
+            same = argument.name in ordered and label is None
             if not same and not self._book.knowledge.covers([*ordered, *(one.name for one in groups)], node.keys):
                 raise PartRefused(
                     call.order[0].at,
@@ -138,7 +145,14 @@ class GroupPlanner:
             if not isinstance(constant, Quoted):
                 raise PartRefused(constant.at, "string_agg needs a constant between the texts")
             separator = constant.text
-        return node, Aggregate(self._book.column(result), name, argument, call.distinct, condition, orders, separator)  # type: ignore[arg-type]
+        return node, Aggregate(self._book.column(result), name, argument, call.distinct, condition, orders, separator, label)  # type: ignore[arg-type]
+
+    def _label(self, node: Node, syntax: Syntax) -> tuple[Node, PlanColumn]:
+        """The names of an object."""
+        node, [label] = self._book.computed(node, [bare(syntax) if isinstance(bare(syntax), Name) else syntax])
+        if label.kind.name != "text":
+            raise PartRefused(syntax.at, f"the names of jsonb_object_agg are texts, and this is {label.kind}", "write x::text")
+        return node, label
 
     def _result(self, at: int, name: str, syntax: Syntax, argument: PlanColumn, distinct: bool) -> PgType:
         kind = argument.kind
@@ -164,9 +178,9 @@ class GroupPlanner:
             if kind.name != "text":
                 raise PartRefused(at, f"string_agg takes texts, and this is {kind}", "write x::text")
             return TEXT
-        if name == "jsonb_agg":
+        if name in ("jsonb_agg", "jsonb_object_agg"):
             if kind.name not in SHOWN:
-                raise PartRefused(at, f"jsonb_agg of {kind} is not kept up", f"it is of {', '.join(SHOWN)}")
+                raise PartRefused(at, f"{name} of {kind} is not kept up", f"it is of {', '.join(SHOWN)}")
             return JSONB
         raise PartRefused(at, "array_agg is not kept up", "write jsonb_agg(x ORDER BY …), or string_agg")
 

@@ -103,6 +103,7 @@ class SlicedGroups:
             one.condition for one in node.aggregates if one.condition
         }
         reads |= {order.column for one in node.aggregates for order in one.order}
+        reads |= {one.label.name for one in node.aggregates if one.label}
         self._groups = [one.name for one in node.groups]
         self._of = workshop.kept(node.input, reads, self._groups)
         self.key = node.key

@@ -34,13 +34,25 @@ _DEEPEST_QUERY: Final = 20
 """Subqueries within each other."""
 
 AGGREGATES: Final = frozenset(
-    ["count", "sum", "avg", "min", "max", "bool_and", "bool_or", "every", "array_agg", "string_agg", "jsonb_agg"]
+    [
+        "count",
+        "sum",
+        "avg",
+        "min",
+        "max",
+        "bool_and",
+        "bool_or",
+        "every",
+        "array_agg",
+        "string_agg",
+        "jsonb_agg",
+        "jsonb_object_agg",
+    ]
 )
 _OTHER_AGGREGATES: Final = frozenset(
     [
         *(
             "json_agg",
-            "jsonb_object_agg",
             "json_object_agg",
             "stddev",
             "stddev_pop",

@@ -90,12 +90,14 @@ class JoinNode:
     keys: tuple[Key, ...]
 
 
-AggregateName = Literal["count", "sum", "avg", "min", "max", "bool_and", "bool_or", "array_agg", "string_agg", "jsonb_agg"]
+AggregateName = Literal[
+    "count", "sum", "avg", "min", "max", "bool_and", "bool_or", "array_agg", "string_agg", "jsonb_agg", "jsonb_object_agg"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """``argument``: empty for count(*). ``condition``: of FILTER, a boolean column. ``separator``: of string_agg."""
+    """``argument``: empty for count(*). ``condition``: of FILTER, a boolean column. ``separator``: of string_agg. ``label``: of jsonb_object_agg, the names."""
 
     column: PlanColumn
     name: AggregateName
@@ -104,6 +106,7 @@ class Aggregate:
     condition: str = ""
     order: tuple[Order, ...] = ()
     separator: str | None = ""
+    label: PlanColumn | None = None
 
     @property
     def signed(self) -> bool:

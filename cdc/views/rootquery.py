@@ -6,18 +6,20 @@ joined value into an array, or into totals. What a relation nests is written in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from cdc.errors import ConfigError
-from cdc.expressions.refusal import PartRefused
-from cdc.expressions.syntax import Cast
-from cdc.settings.relations import Many, One, Through, ordered_by
+from cdc.expressions.refusal import PartRefused, near
+from cdc.expressions.syntax import Cast, Syntax
+from cdc.settings.relations import Many, One, Relation, Through, ordered_by
 from cdc.settings.views import View
+from cdc.views.contract import ViewRefused
 from cdc.views.parser import parsed_part
+from cdc.views.parts import walk
 from cdc.views.state import quoted
-from cdc.views.syntax import AggregateCall
+from cdc.views.syntax import AggregateCall, RowNumberCall
 
 Lines = list[tuple[str, str]]
 """A line of SQL, and the place in the configuration that it comes from."""
@@ -26,10 +28,11 @@ _INDENT: Final = "  "
 
 @dataclass(frozen=True, slots=True)
 class NestedQuery:
-    """``places``: of each line of the text, where in ``[views.NAME]`` it comes from."""
+    """``places``: of each line of the text, where in ``[views.NAME]`` it comes from. ``excluded``: what the text is further made of, once the tables' columns are known."""
 
     sql: str
     places: tuple[str, ...]
+    excluded: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -40,6 +43,7 @@ class _Table:
     name: str
     where: str
     place: str
+    computed: Mapping[str, str] = field(default_factory=dict)
     columns: dict[str, None] = field(default_factory=dict)
 
     def column(self, name: str, kinds: Mapping[str, str] = {}) -> str:
@@ -50,14 +54,19 @@ class _Table:
 
     def lines(self) -> Lines:
         """What stands in FROM."""
-        if not self.where:
+        made = [name for name in self.columns if name in self.computed]
+        if not self.where and not made:
             return [(f"{_named(self.name)} {self.alias}", self.place)]
-        listed = ", ".join(map(quoted, self.columns))
-        return [
-            (f"(SELECT {listed} FROM {_named(self.name)} WHERE", self.place),
-            *_condition(self.where, self.place),
-            (f") {self.alias}", self.place),
-        ]
+        source = f"FROM {_named(self.name)}{' WHERE' if self.where else ''}"
+        listed = ", ".join(quoted(name) for name in self.columns if name not in self.computed)
+        found = [(f"(SELECT {listed} {source}" if not made else f"(SELECT {listed}", self.place)]
+        for number, name in enumerate(made):
+            first, *others = _parenthesised(self.computed[name], _below(self.place, f"computed.{name}"))
+            found += [(f", {first[0]}" if number or listed else first[0], first[1]), *others]
+            found[-1] = (f"{found[-1][0]} AS {quoted(name)}", found[-1][1])
+        if made:
+            found.append((source, self.place))
+        return [*found, *(_condition(self.where, self.place) if self.where else ()), (f") {self.alias}", self.place)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +88,38 @@ class _Join:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A field: its name, its SQL, and its place."""
+    """A field: its SQL, its place in the configuration, and where it is shown: its name, behind those of the objects that it stands in."""
 
-    name: str
+    path: tuple[str, ...]
     sql: str
     place: str
 
+    @property
+    def name(self) -> str:
+        return self.path[-1]
 
-def nested_query(name: str, view: View) -> NestedQuery:
-    """The SELECT of a view that has a root. Raises ConfigError, which names the key."""
-    lines = _Writer(name).root(view)
-    return NestedQuery("\n".join(text for text, _ in lines), tuple(place or "root" for _, place in lines))
+
+def nested_query(name: str, view: View, columns: Mapping[str, Sequence[str]] | None = None) -> NestedQuery:
+    """The SELECT of a view that has a root. ``columns``: those of each topic, which ``exclude`` needs; without them its place is held by the columns that are named.
+
+    Raises ConfigError, which names the key, and ViewRefused where the key does not fit the columns.
+    """
+    writer = _Writer(name, columns)
+    lines = writer.root(view)
+    return NestedQuery("\n".join(text for text, _ in lines), tuple(place or "root" for _, place in lines), tuple(writer.excluded))
 
 
 class _Writer:
-    def __init__(self, view: str) -> None:
+    def __init__(self, view: str, known: Mapping[str, Sequence[str]] | None) -> None:
         self._view = view
+        self._known = known
+        self.excluded: list[str] = []
         self._aliases = 0
 
     def root(self, view: View) -> Lines:
-        root = self._table(view.root, view.where, "")
-        names = dict.fromkeys((*view.key, *view.columns))
-        shown, joins = self._level(root, [_column(root, one, "") for one in names], view.one, view.many, "")
-        self._refuse_twice(shown, "")
+        root = self._table(view.root, view.where, "", view.computed)
+        shown, joins = self._level(root, self._own(root, view, "", view.key), view.one, view.many, "")
+        shown = self._folded(shown, "")
         items = [(f"{one.sql} AS {quoted(one.name)},", one.place) for one in shown]
         last, place = items[-1]
         items[-1] = (last[:-1], place)
@@ -111,16 +129,75 @@ class _Writer:
         (text, place), *others = first.lines()
         return [(f"FROM {text}", place or "root"), *others, *(line for one in joins for line in one.lines())]
 
-    def _table(self, name: str, where: str, place: str) -> _Table:
+    def _table(self, name: str, where: str, place: str, computed: Mapping[str, str] = {}) -> _Table:
         if where:
             self._parsed(where, _below(place, "where"))
-        return _Table(self._alias(), name, where, place)
+        for one, text in computed.items():
+            at = _below(place, f"computed.{one}")
+            if any(isinstance(part, AggregateCall | RowNumberCall) for part in walk(self._parsed(text, at))):
+                raise self._refused(at, f"{text!r} is computed over many rows", "write an aggregate in totals of a many")
+        return _Table(self._alias(), name, where, place, computed)
 
     def _alias(self) -> str:
         self._aliases += 1
         return f"t{self._aliases}"
 
     # --- one level: a row's own columns, and what is nested in it
+
+    def _own(self, table: _Table, said: View | Relation, place: str, key: Sequence[str] = ()) -> list[_Shown]:
+        """The fields that are the row's columns, and those computed of it."""
+        at = "columns" if said.exclude is None else "exclude"
+        named = [*dict.fromkeys((*key, *said.columns))]
+        others = [] if said.exclude is None else self._others(table.name, said.exclude, named, place)
+        made = [] if said.columns else [one for one in said.computed if one not in key]
+        names = [*named, *others, *made]
+        kinds = said.as_ if isinstance(said, Relation) else {}
+        if self._known is not None or said.exclude is None:
+            self._refuse_not_shown(said.rename, names, _below(place, "rename"))
+            self._refuse_not_shown(kinds, names, _below(place, "as"))
+        found: list[_Shown] = []
+        for number, one in enumerate(names):
+            path = tuple(said.rename[one].split(".")) if one in said.rename else (one,)
+            of = f"rename.{one}" if one in said.rename else at if number < len(names) - len(made) else f"computed.{one}"
+            found.append(_Shown(path, table.column(one, kinds), _below(place, of)))
+        return found
+
+    def _refuse_not_shown(self, said: Iterable[str], names: Sequence[str], place: str) -> None:
+        for one in said:
+            if one not in names:
+                raise self._refused(f"{place}.{one}", f"{one} is not shown", near(one, names) or f"shown are {', '.join(names)}")
+
+    def _others(self, topic: str, exclude: Sequence[str], named: Sequence[str], place: str) -> list[str]:
+        """The columns of the topic but these. None where they are not known yet."""
+        self.excluded.append(f"{_below(place, 'exclude')} = {', '.join(sorted(exclude))}")
+        if self._known is None or topic not in self._known:
+            return []
+        columns = self._known[topic]
+        for one in exclude:
+            if one not in columns:
+                raise ViewRefused(
+                    f"view {self._view}, {_below(place, 'exclude')}: column {one} of {topic} does not exist",
+                    hint=near(one, columns) or f"take it out of exclude; its columns are {', '.join(columns)}",
+                )
+        return [one for one in columns if one not in exclude and one not in named]
+
+    def _folded(self, shown: Sequence[_Shown], place: str) -> list[_Shown]:
+        """The fields, of which those that stand in one object are one. Raises ConfigError for two of one name."""
+        found: dict[str, list[_Shown]] = {}
+        for one in shown:
+            found.setdefault(one.path[0], []).append(one)
+        made: list[_Shown] = []
+        for name, fields in found.items():
+            whole = next((one for one in fields if len(one.path) == 1), None)
+            if whole is None:
+                inner = self._folded([replace(one, path=one.path[1:]) for one in fields], place)
+                made.append(_Shown((name,), _object(inner), fields[0].place))
+                continue
+            if len(fields) > 1:
+                places = f"{fields[0].place} and {fields[1].place}"
+                raise self._refused(place, f"two fields are called {name}, of {places}", "give one another name")
+            made.append(whole)
+        return made
 
     def _level(
         self, mine: _Table, own: Sequence[_Shown], ones: Mapping[str, One], manies: Mapping[str, Many], place: str
@@ -139,18 +216,17 @@ class _Writer:
         return shown, joins
 
     def _one(self, mine: _Table, name: str, one: One, place: str) -> tuple[list[_Shown], list[_Join]]:
-        table = self._table(one.table, one.where, place)
+        table = self._table(one.table, one.where, place, one.computed)
         on = " AND ".join(f"{table.column(theirs)} = {mine.column(own)}" for own, theirs in one.on.items())
         join = _Join(table, table.alias, on, place)
         if one.value:
-            return [_Shown(name, table.column(one.value, one.as_), place)], [join]
-        own = [_column(table, each, place, one.as_) for each in one.columns]
-        shown, more = self._level(table, own, one.one, one.many, place)
+            return [_Shown((name,), table.column(one.value, one.as_), place)], [join]
+        shown, more = self._level(table, self._own(table, one, place), one.one, one.many, place)
         if one.flat is not None:
-            return [_Shown(one.flat + each.name, each.sql, each.place) for each in shown], [join, *more]
-        self._refuse_twice(shown, place)
+            return [replace(each, path=(one.flat + each.path[0], *each.path[1:])) for each in shown], [join, *more]
+        shown = self._folded(shown, place)
         there = table.column(next(iter(one.on.values())))
-        return [_Shown(name, f"CASE WHEN {there} IS NOT NULL THEN {_object(shown)} END", place)], [join, *more]
+        return [_Shown((name,), f"CASE WHEN {there} IS NOT NULL THEN {_object(shown)} END", place)], [join, *more]
 
     def _many(self, mine: _Table, name: str, many: Many, place: str) -> tuple[list[_Shown], list[_Join]]:
         shown: list[_Shown] = []
@@ -165,51 +241,56 @@ class _Writer:
 
         if many.shows_rows:
             alias = joined(self._array(many, place))
-            shown.append(_Shown(name, f"coalesce({alias}.{_VALUE}, '[]'::jsonb)", place))
+            none = "{}" if many.by else "[]"
+            shown.append(_Shown((name,), f"coalesce({alias}.{_VALUE}, '{none}'::jsonb)", place))
         if many.totals:
             alias = joined(self._totals(many, place))
             for total, text in many.totals.items():
                 column = f"{alias}.{quoted(total)}"
                 at = _below(place, f"totals.{total}")
-                shown.append(_Shown(total, f"coalesce({column}, 0)" if self._counts(text, at) else column, at))
+                shown.append(_Shown((total,), f"coalesce({column}, 0)" if self._counts(text, at) else column, at))
         return shown, joins
 
     # --- the subqueries of many
 
     def _array(self, many: Many, place: str) -> Lines:
-        table = self._table(many.table, many.where, place)
+        table = self._table(many.table, many.where, place, many.computed)
         first, between = table, None
         joins: list[_Join] = []
         if many.through is not None:
             first = between = self._table(many.through.table, "", _below(place, "through"))
-        own = [_column(table, one, place, many.as_) for one in many.columns]
+        own = [] if many.value else self._own(table, many, place)
         shown, joins = self._level(table, own, many.one, many.many, place)
         if between is not None and many.through is not None:
-            shown += [_Shown(one, between.column(one), _below(place, "through.columns")) for one in many.through.columns]
-        self._refuse_twice(shown, place)
+            shown += [_Shown((one,), between.column(one), _below(place, "through.columns")) for one in many.through.columns]
+        shown = self._folded(shown, place)
         value = table.column(many.value, many.as_) if many.value else _object(shown)
+        by = table.column(many.by) if many.by else ""
         keys = [first.column(theirs) for theirs in (many.on if many.through is None else many.through.on).values()]
         order = ", ".join(self._order(many, table, between))
-        behind = [(f"WHERE {' AND '.join(f'{one} IS NOT NULL' for one in keys)}", place)]
+        behind = [(f"WHERE {' AND '.join(f'{one} IS NOT NULL' for one in (*keys, *([by] if by else ())))}", place)]
         source = [*self._from_through(first, table, many.through), *(line for one in joins for line in one.lines()), *behind]
         named = [f"{one} AS {_key(number)}" for number, one in enumerate(keys)]
         at_order = _below(place, "order")
         if not many.limit:
+            collected = f"jsonb_object_agg({by}::text, " if by else "jsonb_agg("
             return [
                 (f"SELECT {', '.join(named)},", place),
-                (f"{_INDENT}jsonb_agg({value}", place),
+                (f"{_INDENT}{collected}{value}", place),
                 (f"{_INDENT}ORDER BY {order}) AS {_VALUE}", at_order),
                 *source,
                 (f"GROUP BY {', '.join(keys)}", place),
             ]
         rows = self._alias()
         outer = [f"{rows}.{_key(number)}" for number in range(len(keys))]
+        collected = f"jsonb_object_agg({rows}.{_BY}, " if by else "jsonb_agg("
         return [
-            (f"SELECT {', '.join(outer)}, jsonb_agg({rows}.{_VALUE} ORDER BY {rows}.{_NUMBER}) AS {_VALUE}", place),
+            (f"SELECT {', '.join(outer)}, {collected}{rows}.{_VALUE} ORDER BY {rows}.{_NUMBER}) AS {_VALUE}", place),
             ("FROM (", place),
             *_indented(
                 [
                     (f"SELECT {', '.join(named)}, {value} AS {_VALUE},", place),
+                    *([(f"{_INDENT}{by}::text AS {_BY},", _below(place, "by"))] if by else []),
                     (f"{_INDENT}row_number() OVER (PARTITION BY {', '.join(keys)} ORDER BY {order}) AS {_NUMBER}", at_order),
                     *source,
                 ]
@@ -272,20 +353,12 @@ class _Writer:
             raise self._refused(place, f"{text!r} is not one aggregate", "write one, such as count(*) or sum(price)")
         return found.name == "count"
 
-    def _parsed(self, text: str, place: str) -> object:
+    def _parsed(self, text: str, place: str) -> Syntax:
         try:
             return parsed_part(text)
         except PartRefused as refusal:
             placed = refusal.placed(text)
             raise self._refused(place, str(placed), placed.hint) from None
-
-    def _refuse_twice(self, shown: Sequence[_Shown], place: str) -> None:
-        known: dict[str, _Shown] = {}
-        for one in shown:
-            if one.name in known:
-                places = f"{known[one.name].place} and {one.place}"
-                raise self._refused(place, f"two fields are called {one.name}, of {places}", "give one another name")
-            known[one.name] = one
 
     def _refused(self, place: str, what: str, hint: str | None) -> ConfigError:
         return ConfigError(f"{_below(f'views.{self._view}', place)}: {what}", hint=hint)
@@ -293,14 +366,11 @@ class _Writer:
 
 _VALUE: Final = '"_value"'
 _NUMBER: Final = '"_number"'
+_BY: Final = '"_by"'
 
 
 def _key(number: int) -> str:
     return quoted(f"_{number + 1}")
-
-
-def _column(table: _Table, name: str, place: str, kinds: Mapping[str, str] = {}) -> _Shown:
-    return _Shown(name, table.column(name, kinds), _below(place, "columns"))
 
 
 def _below(place: str, name: str) -> str:
@@ -317,7 +387,12 @@ def _object(shown: Sequence[_Shown]) -> str:
 
 
 def _condition(text: str, place: str) -> Lines:
-    return [("(", place), *((line, _below(place, "where")) for line in text.splitlines()), (")", place)]
+    (first, _), *lines, (last, _) = _parenthesised(text, _below(place, "where"))
+    return [(first, place), *lines, (last, place)]
+
+
+def _parenthesised(text: str, place: str) -> Lines:
+    return [("(", place), *((line, place) for line in text.splitlines()), (")", place)]
 
 
 def _indented(lines: Lines) -> Lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ SHOWN: Final = (*EQUAL, "numeric", "float8", "jsonb", "mood")
 """Types that can stand in a jsonb …"""
 AS_TEXT: Final = ("mood",)
 """… and those of them that have to be shown as text there."""
+LABELS: Final = ("int2", "int4", "int8", "text", "bool", "uuid", "mood")
+"""Types by whose values an object's members can be called."""
 
 
 class Nestings:
@@ -31,8 +34,26 @@ class Nestings:
     def view(self) -> View:
         root = self._rng.choice(self._tables)
         shown = self._some([one for one in root.columns if one not in root.key])
-        made: dict[str, Any] = {"root": f"public.{root.name}", "key": root.key, "columns": shown}
-        return View(**made, **self._where(root), **self._nested(root, 3))
+        made: dict[str, Any] = {"root": f"public.{root.name}", "key": root.key}
+        chosen = self._chosen(root, shown, [one for one in root.columns if one not in (*root.key, *shown)], root.key)
+        return View(**made, **chosen, **self._where(root), **self._nested(root, 3))
+
+    def _chosen(self, table: GeneratedTable, shown: list[str], left_out: list[str], fixed: Sequence[str] = ()) -> dict[str, Any]:
+        """The same columns as a list, or as all but the others; some under other names, and others computed beside them."""
+        made: dict[str, Any] = {"exclude": left_out} if self._rng.random() < 0.3 else {"columns": shown}
+        if self._rng.random() < 0.4:
+            column = self._rng.choice(list(table.columns))
+            whole = table.columns[column] in ("int2", "int4")
+            made["computed"] = {self._name("made"): f"{column}::int8\n + 1" if whole else f"{column} IS NULL"}
+            shown = [*shown, *made["computed"]]
+            if made.get("columns"):
+                made["columns"] = shown
+        if self._rng.random() < 0.4:
+            within = self._name("object")
+            kinds = [one for one in SHOWN if not fixed or one not in AS_TEXT]
+            renamed = self._some([one for one in shown if one not in fixed and table.columns.get(one, "bool") in kinds])
+            made["rename"] = {one: f"{within}.{one}" if self._rng.random() < 0.6 else self._name("other") for one in renamed}
+        return made
 
     def _name(self, kind: str) -> str:
         self._names += 1
@@ -79,10 +100,14 @@ class Nestings:
             return made | self._as_text(other, {"value": self._shown(other)[-1]})
         if self._rng.random() < 0.3:
             made["flat"] = self._name("flat")
-        return made | self._as_text(other, {"columns": self._shown(other)}) | self._nested(other, deep - 1)
+        return made | self._fields(other) | self._nested(other, deep - 1)
 
-    def _as_text(self, table: GeneratedTable, made: dict[str, Any]) -> dict[str, Any]:
-        names = made.get("columns") or [made["value"]]
+    def _fields(self, table: GeneratedTable) -> dict[str, Any]:
+        shown = self._shown(table)
+        return self._as_text(table, self._chosen(table, shown, [one for one in table.columns if one not in shown]), shown)
+
+    def _as_text(self, table: GeneratedTable, made: dict[str, Any], shown: Sequence[str] = ()) -> dict[str, Any]:
+        names = [made["value"]] if "value" in made else shown
         return made | {"as": {one: "text" for one in names if table.columns[one] in AS_TEXT}}
 
     def _shown(self, table: GeneratedTable) -> list[str]:
@@ -112,9 +137,12 @@ class Nestings:
                 return made
         if self._rng.random() < 0.4:
             made["limit"] = self._rng.choice((1, 2))
+        labels = [one for one, kind in other.columns.items() if kind in LABELS]
+        if labels and self._rng.random() < 0.4:
+            made["by"] = self._rng.choice(labels)
         if self._rng.random() < 0.2:
             return made | self._as_text(other, {"order": order, "value": self._shown(other)[-1]})
-        return made | self._as_text(other, {"order": order, "columns": self._shown(other)}) | self._nested(other, deep - 1)
+        return made | {"order": order} | self._fields(other) | self._nested(other, deep - 1)
 
     def _ordered(self, table: GeneratedTable, name: str) -> str:
         collated = ' COLLATE "C"' if table.columns[name] == "text" else ""
@@ -126,7 +154,7 @@ def run(connection: Connection, seed: int, folder: Path | None) -> None:
     made = tables(rng)
     stage = Stage(connection, "; ".join([SETUP, *(one.ddl for one in made)]), folder)
     view = Nestings(rng, made).view()
-    query = nested_query("v", view)
+    query = nested_query("v", view, {f"public.{one.name}": list(one.columns) for one in made})
     try:
         stage.view(query.sql, view.key)
         history = History(rng, made)
