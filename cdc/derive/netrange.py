@@ -38,7 +38,8 @@ class TopicReads:
     @classmethod
     def of(cls, schema: TopicSchema, columns: Sequence[str]) -> TopicReads:
         """Raises Stopped for a topic whose rows have no key, and for a column that it does not have."""
-        if not schema.key or schema.identity == "row":
+        whole_rows = schema.identity == "row" and all(one.key for one in schema.fields)
+        if not schema.key or whole_rows:
             raise Stopped(
                 StopState.VIEW_REFUSED,
                 f"{schema.topic} has no primary key, so a view cannot tell its rows apart",

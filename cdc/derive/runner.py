@@ -29,7 +29,7 @@ from cdc.derive.viewstate import ViewState
 from cdc.derive.wholeness import lacking
 from cdc.errors import HeadwaterError, PositionGone, Stopped, StopState
 from cdc.inbox.definition import refuses
-from cdc.inbox.handover import Handover, HandoverDeadline
+from cdc.inbox.handover import Handover, HandoverDeadline, draw_token
 from cdc.log.contract import LogReader
 from cdc.model.batch import META_FIELDS
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
@@ -62,6 +62,8 @@ class Around:
     run_dir: Path
     pump: Callable[[], None]
     clock: Clock = MACHINE
+    token: Callable[[], str] = draw_token
+    """Draws the word by which an opening of the producer is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class ViewRunner:
         self._around = around
         self._state = ViewState(folder)
         self._limits = limits or StepLimits()
-        self._handover = Handover(around.log_dir, around.run_dir, producer_of(name), around.pump)
+        self._handover = Handover(around.log_dir, around.run_dir, producer_of(name), around.pump, around.token)
         self._view: ViewInForce | None = None
         self._marked_at = float("-inf")
         self._again_at_head = False

@@ -82,7 +82,7 @@ class Capture:
             unless_alive.callback(self._memory.close)
             self.feed = SnapshotFeed(self.progress)
             inbox = None
-            if course.rare.producers:
+            if course.rare.producers or course.rare.view:
                 run_dir = folder.parent / "run"
                 inbox = Inbox(folder, self.writer, run_dir, source=SOURCE_NAME, tables=("public.*",), clock=course.clock)
             self._intake = Intake(folder, self.writer, self._memory, self.feed, Silent(), course.clock, inbox)

@@ -18,6 +18,8 @@
       LSN; nothing of an opening comes that another has fenced; whoever contradicts himself is stopped, and nobody else
 (o)   no row vanishes: while a store is built again, it shows every row at all times that it showed before and that the log
       still has, as its readers see it then
+(p)   a view's topic is what its SQL makes of its tables' rows where its mark is; each of its changes is in the log once; its mark is a cut, never
+      goes back nor beyond the head; of two processes that keep it up, only the later one's changes come; it is stopped for nothing
 ====  ==================================================================================================================
 """
 
@@ -46,6 +48,7 @@ from tests.sim.inboxcheck import InboxCheck
 from tests.sim.source import Source
 from tests.sim.storecheck import StoreCheck, slim
 from tests.sim.tables import Key, Row, conversions, first_name, identity_of, keyless, retypes, tag_of, written_again
+from tests.sim.viewcheck import TOPIC, ViewCheck
 from tests.sim.violation import Violation as Violation
 from tests.sim.wal import Change, Rows, State, converted
 
@@ -119,7 +122,11 @@ class Checker:
         self._commits = len(self.source.commits)
         self._fold = {oid: {} for oid in self.source.tables}
         self.waiting = {oid: set() for oid in self.source.tables}
-        self.cuts = [(0, self._copied())]
+        self.cuts[:] = [(0, self._copied())]
+
+    @cached_property
+    def views(self) -> ViewCheck:
+        return ViewCheck(self.cuts)
 
     @property
     def known(self) -> Collection[str]:
@@ -150,12 +157,18 @@ class Checker:
             entries = self.entries[at : cut.position]
             if any(entry.oid >= DERIVED_OID for entry in entries):
                 self._take_handed_over(cut, entries)
-                self.inbox.marked(cut, entries[0].topic, reader.marks(cut.position))
+                marks = reader.marks(cut.position)
+                if entries[0].topic == TOPIC:
+                    self.views.took(self.last, cut, entries, marks)
+                else:
+                    self.inbox.marked(cut, entries[0].topic, marks)
             else:
                 self._take(cut, entries)
             at = cut.position
             self.last = cut
         self._cuts_seen = timeline.groups
+        if self.views.models:
+            self.views.marked(self.last.position, reader.marks(self.last.position))
 
     def reread(self, reader: EmbeddedLogReader) -> None:
         """After an accident: everything that was durable is there, and is what it was."""
@@ -238,7 +251,8 @@ class Checker:
 
     def _take_handed_over(self, cut: Cut, entries: list[Entry]) -> None:
         """A producer's of the inbox."""
-        self.inbox.took(self.last, cut, entries)
+        if entries[0].topic != TOPIC:
+            self.inbox.took(self.last, cut, entries)
         for entry in entries:
             self._fold.setdefault(entry.oid, {})
             self.waiting.setdefault(entry.oid, set())

@@ -148,6 +148,9 @@ def deal_ddl(chance: Random) -> Ddl:
     )
 
 
+NO_DDL: Final = Ddl(creates=0.0, publishes=0.0, drops=0.0, retypes=0.0, all_tables=False, looks=0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Ways:
     """What differs between runs without being a fault."""
@@ -198,6 +201,8 @@ class Rare:
     """Of the steps of followers, before how many an operator has the store built again."""
     states: float
     """Of the housekeeping's steps, in how many a state is made of a topic."""
+    view: bool
+    """There is a view over the tables, whose definitions stay as they are then."""
 
 
 def deal_rare(chance: Random) -> Rare:
@@ -211,4 +216,5 @@ def deal_rare(chance: Random) -> Rare:
         tier=chance.choice((0.3, 1.0)) if chance.random() < 0.2 else 0.0,
         rebuilds=chance.choice((0.01, 0.05)) if chance.random() < 0.3 else 0.0,
         states=chance.choice((0.05, 0.2)) if chance.random() < 0.25 else 0.0,
+        view=chance.random() < 0.1,
     )

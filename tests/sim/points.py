@@ -24,6 +24,8 @@ class Points:
         self._dying = 0.0
         self._deadlier = 0.0
         self._meanwhile: Callable[[str], None] = lambda _: None
+        self.between: Callable[[str], None] = lambda _: None
+        """Called at each named point that is reached while faults happen."""
 
     @contextmanager
     def within(self, deadlier: float, meanwhile: Callable[[str], None]) -> Iterator[None]:
@@ -62,6 +64,7 @@ class Points:
             self._course.fault(f"dies at {point}")
             raise Died
         self._meanwhile(point)
+        self.between(point)
 
     def _favours_now(self, what: str) -> bool:
         if what != self._course.dangers.favourite or not self._favours or self._course.chance.random() >= FAVOURITE_LIKELY:

@@ -121,7 +121,11 @@ class Process:
 
     def _source_is_down(self) -> bool:
         """Matters only to those who need it not."""
-        return self._course.rare.producers > 0 and self._course.faulty and self._course.chance.random() < 0.6
+        return (
+            (self._course.rare.producers > 0 or self._course.rare.view)
+            and self._course.faulty
+            and self._course.chance.random() < 0.6
+        )
 
     def _wait_for_source(self, capture: Capture) -> None:
         self._course.met("looks at the inbox while the source is down")

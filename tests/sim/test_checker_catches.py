@@ -23,10 +23,14 @@ from cdc.capture.rows import RowBatches
 from cdc.capture.spool import Spools
 from cdc.capture.tablestate import Rereads
 from cdc.capture.toast import ToastMemory
+from cdc.derive import runner
+from cdc.derive.course import Decision, ViewCourse
+from cdc.derive.runner import ViewRunner
 from cdc.errors import HeadwaterError, Stopped
 from cdc.follow import apply
 from cdc.follow.rules import Rules
 from cdc.inbox import handover, writerside
+from cdc.inbox.handover import HandoverDeadline
 from cdc.inbox.verdicts import GroupStep, InboxMark, InboxVerdict, judge
 from cdc.ingest.intake import Intake
 from cdc.ingest.loop import Ingest
@@ -40,11 +44,12 @@ from cdc.model.evolution import Kind, SchemaChange, differences
 from cdc.model.facts import Facts
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.oldrows import old_rows_column
-from cdc.model.position import ZERO_CUT, Lsn
+from cdc.model.position import ZERO_CUT, Lsn, Position
 from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from cdc.pgvalues import columns
 from cdc.state import stops
+from cdc.views.marks import ViewMark
 from sinks import barrier, memory, reshape
 from sinks.memory import MemorySink
 from sinks.memoryunits import Call, MemoryAnswer, TableUnit
@@ -868,6 +873,48 @@ def _sharpen(
         patch.setattr(world, name, lambda chance, original=original, given=given: replace(original(chance), **(given or {})))
 
 
+def _with_a_view(patch: Patch) -> None:
+    _sharpen(patch, rare={"view": True, "producers": 0})
+
+
+def a_views_mark_comes_before_its_rows(patch: Patch) -> None:
+    original = ViewRunner._hand_over
+
+    def hand_over(self: ViewRunner, groups: Any, mark: ViewMark, done: int = 0) -> None:
+        self._handover.give(mark.text, "", (), [], HandoverDeadline.within(10**6))
+        original(self, groups, replace(mark, begin=mark.cut), done)
+
+    patch.setattr(ViewRunner, "_hand_over", hand_over)
+    _with_a_view(patch)
+
+
+def _decides(patch: Patch, decided: Callable[..., Decision]) -> None:
+    original = runner.decide
+    patch.setattr(runner, "decide", lambda *given: decided(original(*given), *given))
+    _with_a_view(patch)
+
+
+def a_views_range_is_taken_twice_after_a_crash(patch: Patch) -> None:
+    """… as if the log had nothing of what came out of it."""
+    _decides(patch, lambda found, *_: Decision(ViewCourse.GO_ON) if found.course is ViewCourse.CATCH_UP else found)
+
+
+def a_stale_state_of_a_view_is_believed(patch: Patch) -> None:
+    """… to be as of the log's mark."""
+
+    def skip(self: ViewRunner, to: Position) -> None:
+        self._advance({}, to)
+        self._commit(self._history())
+
+    patch.setattr(ViewRunner, "_pass", skip)
+    _with_a_view(patch)
+
+
+def views_that_were_outdone_go_on(patch: Patch) -> None:
+    fenced_groups_are_taken(patch)
+    _with_a_view(patch)
+
+
 TIERED: dict[str, Any] = {"tier": 1.0, "segment_bytes": 300}
 
 BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
@@ -956,6 +1003,10 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (files_leave_before_their_stubs_are_there, "acik", 0),
     (what_the_tier_took_is_not_read_back, "cik", 7),
     (damaged_copies_are_kept, "cik", 15),
+    (a_views_mark_comes_before_its_rows, "p", 4),
+    (a_views_range_is_taken_twice_after_a_crash, "p", 4),
+    (a_stale_state_of_a_view_is_believed, "p", 5),
+    (views_that_were_outdone_go_on, "p", 0),
 ]
 """What breaks, the rules that may say so, and a seed that met it when this was written: it is tried before all others."""
 
@@ -963,7 +1014,9 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
 def without_ddl(patch: Patch) -> None:
     """Most bugs need no table that comes or goes, and no producer but the source: the rest of what a seed decides is then as it always was."""
     rare = world.deal_rare
-    patch.setattr(world, "deal_rare", lambda chance: replace(rare(chance), producers=0, tier=0.0, rebuilds=0.0, states=0.0))
+    patch.setattr(
+        world, "deal_rare", lambda chance: replace(rare(chance), producers=0, tier=0.0, rebuilds=0.0, states=0.0, view=False)
+    )
     original = world.deal_ddl
     patch.setattr(world, "deal_ddl", lambda chance: replace(original(chance), creates=0.0, drops=0.0, retypes=0.0, looks=0.0))
 

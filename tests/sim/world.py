@@ -1,8 +1,10 @@
 """One run: a seed becomes a world (its tables, its dangers), the world takes steps until its work is done and all is equal.
 
-Everything happens in this thread, one small step at a time, chosen by the seed; no clock but the world's own, no thread, no socket.
+Everything happens in this thread, one small step at a time, chosen by the seed; no clock but the world's own, no socket.
+A view's process has a thread, of all of which one at a time runs.
 What is real: decoder, relations, TOAST memory, ingest, the snapshot (agenda, workers, feed, fence, holds), the log (writer, recovery,
-sealing, reader, tier), the followers. What is a model: Postgres, its connections, the disk, the stores, what a tier lies in.
+sealing, reader, tier), the followers, the view's runner with its state.
+What is a model: Postgres, its connections, the disk, the stores, what a tier lies in.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from tests.sim.clients import Clients
 from tests.sim.course import Course, Trace
 from tests.sim.disk import ModelDisk
 from tests.sim.followers import Followers
-from tests.sim.lots import deal_dangers, deal_ddl, deal_rare, deal_ways, deal_work
+from tests.sim.lots import NO_DDL, deal_dangers, deal_ddl, deal_rare, deal_ways, deal_work
 from tests.sim.points import Points
 from tests.sim.process import Process
 from tests.sim.producers import Producers
@@ -33,6 +35,7 @@ from tests.sim.source import Source
 from tests.sim.tables import make_tables
 from tests.sim.tier import Tier
 from tests.sim.turns import Party, Turns
+from tests.sim.views import Views
 from tests.sim.walsender import Link, Walsender
 
 SETTLING_STEPS: Final = 4_000
@@ -53,6 +56,8 @@ class World:
         chance = Random(seed)
         dangers, work = deal_dangers(chance), deal_work(chance)
         ways, ddl, rare = deal_ways(chance), deal_ddl(Random(f"{seed} ddl")), deal_rare(Random(f"{seed} rare"))
+        if rare.view:
+            ddl, work = NO_DDL, replace(work, alters=0.0)
         seals = ways.segment_bytes == 4_000 and chance.random() < 0.3
         self._seals = seals or rare.compacts > 0 or rare.tier > 0
         ways = replace(ways, segment_bytes=rare.segment_bytes) if rare.compacts or rare.tier else ways
@@ -69,6 +74,8 @@ class World:
         self.process = Process(course, self._points, self.source, disk, self.checker, self._log)
         self._followers = Followers(course, seed, self._log, folder.parent / "run", self.process, self.checker)
         self._producers = Producers(course, seed, folder, folder.parent / "run", self.process, self.checker)
+        self._views = Views(course, seed, folder, self.source, self.process, self.checker)
+        self._points.between = self._views.between
         self._tier = Tier(course, seed, self._log, folder, self._points, self.process) if rare.tier else None
         if self._tier is not None:
             self.checker.undisturbed = self._tier.answers
@@ -82,6 +89,7 @@ class World:
             try:
                 self._run()
             finally:
+                self._views.close()
                 self.process.close()
                 self._log.close()
                 self._followers.close()
@@ -96,13 +104,16 @@ class World:
                 break
             turns.step()
             self._producers.step()
+            self._views.step()
         self._course.faulty = False
         self._course.say("the faults stop")
         self._followers.calm()
+        self._views.calm()
         turns, left = self._settling(), ["nothing was tried"]
         most = self._settling_steps()
         for step in range(most):
             self._producers.step()
+            self._views.step()
             if not turns.step() or step % 20 == 19:
                 left = self._left()
                 if not left:
@@ -114,11 +125,13 @@ class World:
         if self._tier is not None:
             self._tier.conclude()
         self._course.counts[HURT] += self._followers.hurt
+        self._course.counts["views compared"] += self.checker.views.compared
         self._course.counts["runs in which catalog.json was lost"] += bool(self._course.counts["fault: catalog.json is lost"])
         self._course.counts["runs in which a snapshot was asked for"] += bool(self._course.counts["asked-for snapshots done"])
         for count, what in (
             ("changes compacted away", "changes were compacted away"),
             ("groups of producers", "producers handed over groups"),
+            ("views compared", "a view was kept up"),
             ("empty stores that were to be built", "an empty store was built from states"),
         ):
             self._course.counts[f"runs in which {what}"] += bool(self._course.counts[count])
@@ -155,7 +168,7 @@ class World:
             for name, store in self._followers.stores
             if store.applied != head
         ]
-        return left or self._producers.left() or list(self.checker.differences(self._followers.stores, head))
+        return left or self._producers.left() or self._views.left() or list(self.checker.differences(self._followers.stores, head))
 
     def _working(self) -> Turns:
         """Which steps there are while faults happen, and how often each comes."""
@@ -245,7 +258,7 @@ class World:
             self.process.seal()
         compacts = self._course.rare.compacts
         if self._seals and compacts and self.process.capture is not None and chance.random() < compacts:
-            self.process.compact([store.applied.position for _, store in self._followers.stores])
+            self.process.compact([store.applied.position for _, store in self._followers.stores] + self._views.pins)
         states = self._course.rare.states
         if states and self.process.capture is not None and chance.random() < states:
             self.process.make_state()
@@ -281,6 +294,7 @@ class World:
             self._tier.lose_power()
         self._followers.lose_power()
         self._producers.lose_power()
+        self._views.lose_power()
 
 
 def simulate(seed: int, trace: Trace | None = None) -> Counter[str]:
