@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 import psycopg
 
-from cdc.client.throughviews import ViewLags, shown_at
+from cdc.client.throughviews import ThroughViews, ViewLags
 from cdc.clock import MACHINE, Clock
 from cdc.errors import ConfigError, SourceError, StoreError, WaitTimeout
 from cdc.log.contract import LogReader, selected
@@ -152,6 +152,7 @@ def _until_shown(
     covers: Position | None = None
     target: Position | None = None
     tables = settings.stores[store].tables
+    through = ThroughViews(settings, reader, tables)
     while True:
         lags = ""
         if target is None:
@@ -160,7 +161,7 @@ def _until_shown(
             covers = covers or target_of(reader, cut, wanted, received, complete)
             try:
                 if covers is not None:
-                    target = max(shown_at(settings, reader, tables, covers), clean_point(reader, tables))
+                    target = max(through.shown_at(covers), clean_point(reader, tables))
             except ViewLags as view:
                 lags = str(view)
         else:

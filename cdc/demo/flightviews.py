@@ -147,6 +147,6 @@ def _answers(configuration: Path, dsn: str) -> dict[str, dict[Key, Any]]:
 def statements(configuration: Path) -> dict[str, str]:
     """Each view that stores hold → a SELECT that Postgres can answer by itself. Raises ConfigError."""
     declared = declared_views(load(configuration, options_model))
-    inner = f"({declared[FLYING_DAYS].sql})"
+    inner = f"({declared[FLYING_DAYS].query.sql})"
     named = re.compile(rf'"?views"?\."?{FLYING_DAYS}"?')
-    return {view: named.sub(lambda _: inner, declared[view].sql) for view in HELD}
+    return {view: named.sub(lambda _: inner, declared[view].query.sql) for view in HELD}
