@@ -384,12 +384,7 @@ class PlainClient:
     at_once: int
 
 
-CLIENTS: Final = (
-    PlainClient(1_000_000, IN_FLIGHT),
-    PlainClient(2_000_000, 4),
-    PlainClient(3_000_000, IN_FLIGHT),
-    PlainClient(5_000_000, 2),
-)
+CLIENTS: Final = (PlainClient(1_000_000, IN_FLIGHT), PlainClient(2_000_000, 4), PlainClient(5_000_000, 2))
 
 
 class Search(Store):

@@ -126,7 +126,7 @@ class Options(Address, StoreOptions):
     """How often a new index makes changes visible to searches."""
     settings: Mapping[str, Any] | Path = Field({})
     """Further settings of a new index, such as `analysis`, as a table or as the path of a JSON file that holds them."""
-    request_bytes: int = Field(3_000_000, ge=1)
+    request_bytes: int = Field(1_000_000, ge=1)
     """Size of one bulk request, about."""
     purge_after_s: float = Field(120.0, ge=0)
     """How long documents of deleted rows stay after their name was fenced; no request may live longer inside the cluster."""
