@@ -95,7 +95,7 @@ class Shop:
     def equal(self) -> None:
         for view, sql in (("joined", JOINED), ("totals", TOTALS), ("large", LARGE)):
             assert self.shown(view) == self.expected(view, sql), view
-        assert self.shown("nested") == self.expected("nested", declared_views(self.settings)["nested"].sql)
+        assert self.shown("nested") == self.expected("nested", declared_views(self.settings)["nested"].query.sql)
 
     @contextmanager
     def views(self) -> Iterator[None]:
