@@ -9,9 +9,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
@@ -21,6 +19,7 @@ from opensearchpy import OpenSearch
 from opensearchpy.exceptions import OpenSearchException
 
 from cdc.demo.flightviews import CACHE_KEYS, DELAYS, PLANE_DAYS
+from cdc.demo.loopback import LoopbackServer, QuietHandler
 from cdc.errors import HeadwaterError
 from cdc.http.guard import HEADERS
 from cdc.settings.views import topic_of
@@ -36,6 +35,7 @@ _FILES: Final = {
     "/dashboard.css": (_OURS, "dashboard.css", "text/css"),
     "/dashboard.js": (_OURS, "dashboard.js", "text/javascript"),
     "/page.css": (_STATUS_PAGES, "page.css", "text/css"),
+    "/parts.js": (_STATUS_PAGES, "parts.js", "text/javascript"),
     "/words.js": (_STATUS_PAGES, "words.js", "text/javascript"),
     "/icon.svg": (_STATUS_PAGES, "icon.svg", "image/svg+xml"),
 }
@@ -111,15 +111,13 @@ def freshness(status: dict[str, Any] | None, view: str, store: str) -> dict[str,
     return {"position": held[0]["position"], "behind_s": sum(lag["seconds"] for lag in lags)}
 
 
-class Dashboard:
+class Dashboard(LoopbackServer):
     """Serves the page on loopback at ``port`` (0: a free one) until it is stopped."""
 
     def __init__(self, port: int, take: Take) -> None:
         pages = {path: (files(room).joinpath(name).read_bytes(), kind) for path, (room, name, kind) in _FILES.items()}
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 asked = urlsplit(self.path)
                 # Otherwise a web page elsewhere could reach the port by pointing a name of its own at it.
@@ -136,9 +134,8 @@ class Dashboard:
                 try:
                     facts = take(plane)
                 except StoreSilent as error:
-                    facts = {
-                        "error": str(error)
-                    }  # not as a status: a browser would complain of it, and stores that load are no fault
+                    # Not as a status: a browser would complain of it, and stores that load are no fault.
+                    facts = {"error": str(error)}
                 self._answer(200, json.dumps(facts).encode(), "application/json")
 
             def _answer(self, status: int, body: bytes, kind: str) -> None:
@@ -150,18 +147,8 @@ class Dashboard:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, format: str, *args: object) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="dashboard", daemon=True)
-        self._thread.start()
+        super().__init__(port, Handler, "dashboard")
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/"
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        return f"{super().url}/"

@@ -5,24 +5,22 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import threading
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
+
+from cdc.demo.loopback import LoopbackServer, QuietHandler
 
 SECRET: Final = "whsec_" + base64.b64encode(b"the demo is no secret to anybody").decode()
 
 
-class DemoReceiver:
+class DemoReceiver(LoopbackServer):
     """Listens on loopback at ``port`` until it is stopped. ``taken``: how often each event came, by its id."""
 
     def __init__(self, port: int) -> None:
         self.taken: Counter[str] = Counter()
         taken = self.taken
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(QuietHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
                 names = ("webhook-id", "webhook-timestamp", "webhook-signature")
@@ -34,21 +32,7 @@ class DemoReceiver:
                 self.send_header("content-length", "0")
                 self.end_headers()
 
-            def log_message(self, format: str, *args: object) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="receiver", daemon=True)
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(port, Handler, "receiver")
 
 
 def _is_signed(identity: str, moment: str, body: bytes, signature: str) -> bool:

@@ -57,6 +57,7 @@ _PAGE: Final = {
     "/": ("index.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
+    "/parts.js": ("parts.js", "text/javascript"),
     "/words.js": ("words.js", "text/javascript"),
     "/draw.js": ("draw.js", "text/javascript"),
     "/stream.js": ("stream.js", "text/javascript"),

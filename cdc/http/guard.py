@@ -21,7 +21,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cdc.settings.models import Http
 from cdc.settings.refusals import host_and_port, is_loopback, of_http
 
-OPEN_PATHS: Final = frozenset({"/", "/page.css", "/page.js", "/words.js", "/draw.js", "/stream.js", "/icon.svg", "/healthz"})
+OPEN_PATHS: Final = frozenset(
+    {"/", "/page.css", "/page.js", "/parts.js", "/words.js", "/draw.js", "/stream.js", "/icon.svg", "/healthz"}
+)
 """Hold no facts, so they need no token: the page asks its reader for it."""
 _WAITING: Final = frozenset({"/v1/wait", "/v1/events"})
 """What is asked for there is kept for as long as the asker likes."""

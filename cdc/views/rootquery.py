@@ -150,15 +150,16 @@ class _Writer:
         named = [*dict.fromkeys((*key, *said.columns))]
         others = [] if said.exclude is None else self._others(table.name, said.exclude, named, place)
         made = [] if said.columns else [one for one in said.computed if one not in key]
-        names = [*named, *others, *made]
+        shown = [*((one, at) for one in (*named, *others)), *((one, f"computed.{one}") for one in made)]
+        names = [one for one, _ in shown]
         kinds = said.as_ if isinstance(said, Relation) else {}
         if self._known is not None or said.exclude is None:
             self._refuse_not_shown(said.rename, names, _below(place, "rename"))
             self._refuse_not_shown(kinds, names, _below(place, "as"))
         found: list[_Shown] = []
-        for number, one in enumerate(names):
+        for one, by_key in shown:
             path = tuple(said.rename[one].split(".")) if one in said.rename else (one,)
-            of = f"rename.{one}" if one in said.rename else at if number < len(names) - len(made) else f"computed.{one}"
+            of = f"rename.{one}" if one in said.rename else by_key
             found.append(_Shown(path, table.column(one, kinds), _below(place, of)))
         return found
 

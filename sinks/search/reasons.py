@@ -7,7 +7,7 @@ value: names of indices, fields, settings and rights, and numbers. Of all others
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from sinks.retry import Reason
@@ -82,9 +82,9 @@ def error_of(body: Any) -> Any:
     if not isinstance(body, Mapping):
         return None
     failures = body.get("failures")
-    if "error" in body or not isinstance(failures, Sequence) or not failures or not isinstance(failures[0], Mapping):
-        return body.get("error")
-    return failures[0].get("cause", failures[0].get("reason"))
+    if "error" not in body and isinstance(failures, list) and failures and isinstance(failures[0], Mapping):
+        return failures[0].get("cause", failures[0].get("reason"))
+    return body.get("error")
 
 
 def reason_of(body: Any) -> Reason | None:

@@ -1,7 +1,7 @@
 // The dashboard: asks for the stores' facts every second, and draws them.
+import { $, make, offerThemes, say } from "./parts.js";
 import { count, duration, visible } from "./words.js";
 
-const $ = (id) => document.getElementById(id);
 const EVERY_MS = 1000;
 /** A day of flights from New York in UTC: the first leaves at 9, the last at 4 of the next morning. */
 const HOURS = Array.from({ length: 20 }, (_, n) => (n + 9) % 24);
@@ -17,18 +17,6 @@ let cells = new Map();
 let heard = 0;
 
 // Small tools
-
-function make(name, className, text) {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  if (text != null) made.textContent = visible(text);
-  return made;
-}
-
-function say(id, text) {
-  const shown = visible(text);
-  if ($(id).textContent !== shown) $(id).textContent = shown;
-}
 
 /** "2013-04-01" → "1 Apr" */
 const date = (day) => `${Number(day.slice(8, 10))} ${MONTHS[Number(day.slice(5, 7)) - 1]}`;
@@ -238,22 +226,8 @@ async function look() {
   }
 }
 
-// Theme
-
-const THEMES = ["auto", "light", "dark"];
-function wear(theme) {
-  if (theme === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme;
-  say("theme", "Theme: " + theme);
-}
-$("theme").addEventListener("click", () => {
-  const next = THEMES[(THEMES.indexOf(localStorage.getItem("headwater-theme") ?? "auto") + 1) % THEMES.length];
-  localStorage.setItem("headwater-theme", next);
-  wear(next);
-});
-wear(localStorage.getItem("headwater-theme") ?? "auto");
-
-$("legend").innerHTML = "<span><i></i>as scheduled</span><span><i class='flown'></i>as flown</span><span><i class='flown late'></i>more than 15 min late</span>";
+offerThemes();
+$("legend").innerHTML = `<span><i></i>as scheduled</span><span><i class="flown"></i>as flown</span><span><i class="flown late"></i>more than ${LATE_MIN} min late</span>`;
 drawScale();
 for (;;) {
   if (document.visibilityState === "visible") await look();

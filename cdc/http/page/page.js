@@ -1,9 +1,9 @@
 // The page: takes what the stream brings and puts it where it belongs.
 import { chart, rivers, shape, sparkline, SPAN_S } from "./draw.js";
+import { $, make, offerThemes, say } from "./parts.js";
 import { follow } from "./stream.js";
 import { ago, bytes, compact, compactCount, count, duration, percent, visible } from "./words.js";
 
-const $ = (id) => document.getElementById(id);
 /** Rates are averages over this long, because a warehouse commits every few seconds only. */
 const RATE_WINDOW_S = 10;
 /** Without a word for this long, the counters in between are unknown. */
@@ -19,12 +19,6 @@ let snapshotSeen = new Map();
 
 // Small tools
 
-function say(id, text) {
-  const place = typeof id === "string" ? $(id) : id;
-  const shown = visible(text);
-  if (place.textContent !== shown) place.textContent = shown;
-}
-
 /** One that may be long: it breaks behind its slashes, and inside of a name only where that alone does not fit. */
 function sayPath(id, text) {
   const place = $(id);
@@ -37,13 +31,6 @@ function mark(id, text, tone) {
   say(place, text);
   place.classList.remove("good", "warn", "bad");
   if (tone) place.classList.add(tone);
-}
-
-function make(name, className, text) {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  if (text != null) made.textContent = visible(text);
-  return made;
 }
 
 function fill(bar, share, tone, words) {
@@ -626,21 +613,7 @@ function tick() {
   say("freshness", age < 3 ? new Date((Date.now() / 1000 - skew) * 1000).toLocaleTimeString() : "as of " + ago(age));
 }
 
-// Theme
-
-const THEMES = ["auto", "light", "dark"];
-function wear(theme) {
-  if (theme === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme;
-  say("theme", "Theme: " + theme);
-}
-$("theme").addEventListener("click", () => {
-  const next = THEMES[(THEMES.indexOf(localStorage.getItem("headwater-theme") ?? "auto") + 1) % THEMES.length];
-  localStorage.setItem("headwater-theme", next);
-  wear(next);
-});
-wear(localStorage.getItem("headwater-theme") ?? "auto");
-
+offerThemes();
 setInterval(tick, 1000);
 new ResizeObserver(() => {
   if (status) {

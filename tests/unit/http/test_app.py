@@ -65,7 +65,7 @@ def test_the_page_and_its_parts_come_from_here_alone(client: Callable[..., TestC
         assert page.status_code == 200
         assert "default-src 'none'" in page.headers["content-security-policy"]
         assert page.headers["x-content-type-options"] == "nosniff"
-        for name in ("page.css", "page.js", "words.js", "draw.js", "stream.js", "icon.svg"):
+        for name in ("page.css", "page.js", "parts.js", "words.js", "draw.js", "stream.js", "icon.svg"):
             assert name in page.text or name in asked.get("/page.js").text
             part = asked.get(f"/{name}")
             assert part.status_code == 200
