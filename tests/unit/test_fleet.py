@@ -34,7 +34,7 @@ started: list[str] = []
 class Thread:
     """A store's, which ends when a test says so."""
 
-    made: list[Thread]
+    made: list[Thread] = []
 
     def __init__(self, follower: Follower, halt: threading.Event) -> None:
         self.store = follower.store
@@ -53,6 +53,7 @@ class Thread:
 @pytest.fixture(autouse=True)
 def _nothing_started() -> None:
     started.clear()
+    Thread.made = []
 
 
 @pytest.fixture
@@ -79,7 +80,6 @@ def test_a_file_of_the_log_that_was_put_back_is_read_after_resume(tmp_path: Path
     [segment] = (tmp_path / "log").glob("topics/*/*.seg")
     whole = segment.read_bytes()
     put(segment, whole[:-200] + bytes([whole[-200] ^ 1]) + whole[-199:])
-    Thread.made = []
     fleet = Fleet(tmp_path / "log", tmp_path, reader, {}, Thread)
     fleet.begin(STORES)
     try:
@@ -106,7 +106,6 @@ def test_a_file_of_the_log_that_was_put_back_is_read_after_resume(tmp_path: Path
 
 
 def test_a_store_that_is_resumed_from_anything_else_is_opened_alone(tmp_path: Path, reader: LogReader) -> None:
-    Thread.made = []
     fleet = Fleet(tmp_path / "log", tmp_path, reader, {}, Thread)
     fleet.begin(STORES)
     try:
@@ -141,7 +140,6 @@ def test_it_stands_by_for_a_store_that_another_process_follows(tmp_path: Path, r
     theirs = Lease(tmp_path / "log", "two")
     status.write(tmp_path, "follow-two", status.FollowerStatus("two", state="following", pid=1))
     said = (tmp_path / "status" / "follow-two.json").read_bytes()
-    Thread.made = []
     fleet = Fleet(tmp_path / "log", tmp_path, reader, {}, Thread)
     fleet.begin(STORES)
     try:
@@ -168,7 +166,6 @@ def test_nobody_stands_by_who_is_to_end(tmp_path: Path, reader: LogReader) -> No
 
 
 def test_one_that_was_replaced_stands_by(tmp_path: Path, reader: LogReader) -> None:
-    Thread.made = []
     fleet = Fleet(tmp_path / "log", tmp_path, reader, {}, Thread)
     fleet.begin(STORES)
     try:
@@ -189,7 +186,6 @@ def test_one_that_was_replaced_stands_by(tmp_path: Path, reader: LogReader) -> N
 
 
 def test_a_store_that_is_taken_out_of_the_configuration_is_no_longer_stood_by_for(tmp_path: Path, reader: LogReader) -> None:
-    Thread.made = []
     fleet = Fleet(tmp_path / "log", tmp_path, reader, {}, Thread)
     theirs = Lease(tmp_path / "log", "two")
     fleet.begin(STORES)
