@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -34,7 +35,7 @@ started: list[str] = []
 class Thread:
     """A store's, which ends when a test says so."""
 
-    made: list[Thread] = []
+    made: ClassVar[list[Thread]] = []
 
     def __init__(self, follower: Follower, halt: threading.Event) -> None:
         self.store = follower.store

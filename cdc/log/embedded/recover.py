@@ -26,6 +26,7 @@ from cdc.log.embedded.names import ASIDE, LogPlaces, Sealed, away_of, first_of, 
 from cdc.log.embedded.records import RECORD_BYTES, RecordKind, TimelineHeader, decode_timeline_header, encode_timeline_header
 from cdc.log.embedded.sealedsegment import covering
 from cdc.log.embedded.segment import Segment, SegmentPlace
+from cdc.log.embedded.syncpool import SyncPool
 from cdc.log.embedded.timeline import Timeline
 from cdc.log.embedded.topicindex import SegmentRun, TopicIndex
 from cdc.log.embedded.verdicts import (
@@ -72,7 +73,9 @@ def new_log_id() -> int:
     return secrets.randbits(64)
 
 
-def recover(places: LogPlaces, disk: Disk, segment_bytes: int, new_log_id: Callable[[], int] = new_log_id) -> Recovered:
+def recover(
+    places: LogPlaces, disk: Disk, syncs: SyncPool, segment_bytes: int, new_log_id: Callable[[], int] = new_log_id
+) -> Recovered:
     """Makes the log whole, or new when there is none. The caller holds the writer's lock.
 
     Raises LogCorrupt, naming file and byte, before anything is changed.
@@ -92,11 +95,18 @@ def recover(places: LogPlaces, disk: Disk, segment_bytes: int, new_log_id: Calla
     recovered = Recovered(timeline, epoch, unsealed)
     crashpoint("recover.repaired")
     disk.make_folder(places.topics)  # a power loss may have taken it while there was no topic
+    _sync_topics(places, disk, syncs)
     # Whoever began the timeline's newest file may have died before its name was durable, and the head will name it.
     disk.sync_folder(places.root)
     publish_first(places, disk, head_of(recovered))
     crashpoint("recover.published")
     return recovered
+
+
+def _sync_topics(places: LogPlaces, disk: Disk, syncs: SyncPool) -> None:
+    """Every folder, also where nothing was repaired: whoever removed a segment before may have died before that was durable, which nothing
+    shows. Once the head is beyond its positions, a power loss that brings it back would make the log corrupt."""
+    syncs.together(disk.sync_folder, [places.topics, *sorted(path for path in places.topics.iterdir() if path.is_dir())])
 
 
 def head_of(recovered: Recovered) -> Head:
@@ -457,7 +467,6 @@ def _rewrite_unpublished(folder: Path, index: TopicIndex, head: Head | None, rep
 
 
 def _repair(repairs: _Repairs, disk: Disk) -> None:
-    folders: set[Path] = set()
     for path, length in repairs.cut:
         fd = disk.open(path)
         try:
@@ -473,10 +482,6 @@ def _repair(repairs: _Repairs, disk: Disk) -> None:
             disk.sync(fd)
         finally:
             disk.close(fd)
-        folders.update((path.parent, path.parent.parent))
     for path in repairs.remove:
         disk.remove(path)
         crashpoint("recover.removed")
-        folders.add(path.parent)
-    for folder in sorted(folders):
-        disk.sync_folder(folder)

@@ -90,13 +90,14 @@ class EmbeddedLogWriter:
         self._syncs = SyncPool(sync_threads)
         self._lock_fd = hold(self._places, self._disk)
         try:
-            recovered = recover(self._places, self._disk, segment_bytes, new_log_id)
+            recovered = recover(self._places, self._disk, self._syncs, segment_bytes, new_log_id)
             self._register = Register(self._places.root, source, recovered.timeline, self._disk, self._check_place)
             self._published = GroupFiles(
                 self._places, self._disk, head_of(recovered),
                 file_bytes=min(FILE_BYTES, segment_bytes // 8), begun=recovered.timeline.begun,
             )  # fmt: skip
         except BaseException:
+            self._syncs.close()
             os.close(self._lock_fd)
             raise
         self._topics = OpenTopics([self._resumed(index) for index in recovered.timeline.topics.values()])

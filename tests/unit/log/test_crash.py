@@ -179,6 +179,49 @@ def test_a_folder_of_topics_that_a_power_loss_took_is_made_durable(tmp_path: Pat
     commit_one(tmp_path, disk)
 
 
+@pytest.mark.parametrize("taken_back", ["by the writer", "at the next start"])
+def test_a_segment_that_was_taken_back_stays_away(tmp_path: Path, taken_back: str) -> None:
+    """Its name is durable when the commit fails, and whoever removes it dies before that is: nothing shows it to the start after, and the log goes
+    on beyond the segment's positions. A power loss may not bring it back."""
+    disk = ModelDisk(tmp_path, random.Random(0))
+    refused = "write" if taken_back == "by the writer" else "sync"
+
+    def entry_is_refused(what: str) -> None:
+        if what == "sync_folder":
+            disk.meet = names_were_durable
+
+    def names_were_durable(what: str) -> None:
+        if what == refused:
+            disk.meet = lambda _: None
+            raise OSError(errno.ENOSPC, "refused")
+
+    def removal_is_refused(what: str) -> None:
+        if what == "sync_folder":
+            raise OSError(errno.EIO, "refused")
+
+    writer = EmbeddedLogWriter(tmp_path / "log", seal=False, disk=disk)
+    writer.append(changes(USERS, [1]))
+    disk.meet = entry_is_refused
+    with pytest.raises(OSError, match="refused"):
+        writer.commit(Lsn(10), 0)
+    [segment] = [Path(name) for name in disk._durable_names if name.endswith(".seg")]
+    assert disk.durable(segment) is not None, "a power loss would leave it"
+    assert segment.exists() == (taken_back == "at the next start")
+    writer.abandon()
+    if taken_back == "at the next start":
+        disk.meet = removal_is_refused
+        with pytest.raises(OSError, match="refused"):
+            EmbeddedLogWriter(tmp_path / "log", seal=False, disk=disk)
+        disk.meet = lambda _: None
+    assert not segment.exists()
+    with closing(EmbeddedLogWriter(tmp_path / "log", seal=False, disk=disk)) as writer:
+        writer.append(changes(ORDERS, [1, 2]))
+        writer.commit(Lsn(20), 0)
+    disk.lose_power("lost")
+    with closing(EmbeddedLogWriter(tmp_path / "log", seal=False, disk=disk)) as writer:
+        assert writer.head.position == 2
+
+
 def commit_one(folder: Path, disk: ModelDisk) -> None:
     """Everything that was committed would survive a power loss."""
     with closing(EmbeddedLogWriter(folder / "log", seal=False, disk=disk)) as writer:
