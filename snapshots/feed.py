@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.model.batch import LSN, POSITION, TS, table_of
-from cdc.model.evolution import SchemaChange, schema_change_of, schema_record
+from cdc.model.evolution import Kind, SchemaChange, schema_change_of, schema_record
 from cdc.model.group import Group, Watermark
 from cdc.model.position import Cut, Position
 from cdc.model.table import Table
@@ -120,8 +120,8 @@ class SnapshotFeed:
     def chunk_at(self, watermark: Watermark) -> list[pa.RecordBatch] | None:
         """The rows of the chunk whose watermark came as the last transaction of the group given to ``on_group`` just before.
 
-        Batches in ``batch_schema``, to be completed by ``place``; none when no row survived. None when the message is not a chunk's,
-        or the chunk has to be read again.
+        Batches in ``batch_schema``, to be completed by ``place``; none when no row survived. Where no row was found, a SCHEMA record (ALTERED): a
+        table that has none is told by its definition alone. None when the message is not a chunk's, or the chunk has to be read again.
         """
         with self._lock:
             self._check()
@@ -141,6 +141,8 @@ class SnapshotFeed:
                 survivors, completed = holds.complete(holds.without_their_deletes(survivors))
                 self._cover(table, completed)
                 self._drop_if_empty(table.oid)
+            if not (chunk.rows or survivors):
+                survivors = [schema_record(SchemaChange(table, Kind.ALTERED), 0, 0, 0)]
             chunk.batches = ()
             chunk.lsn = watermark.lsn
             self._entered.append(chunk)

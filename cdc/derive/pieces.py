@@ -40,6 +40,12 @@ def pieces(delta: Delta, key: Sequence[str], json: Collection[str] = ()) -> list
     return [whole.slice(at, step).combine_chunks().to_batches() for at in range(0, len(whole), step)]
 
 
+def rowless(rows: pa.Table, json: Collection[str] = ()) -> list[pa.RecordBatch]:
+    """The batches of a group that tells how such rows are defined, and has none."""
+    schema = _with_op(_as_topic(rows.slice(0, 0), json), UPSERT).schema
+    return [pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)]
+
+
 def _step(whole: pa.Table) -> int:
     """The number of rows in a group."""
     if not len(whole):

@@ -22,7 +22,7 @@ from cdc.crashpoint import crashpoint
 from cdc.derive.course import Decision, KernelFacts, ViewCourse, decide
 from cdc.derive.inforce import ViewInForce, ViewWaits, in_force
 from cdc.derive.netrange import Redefined, loaded, net
-from cdc.derive.pieces import difference, pieces, topic_table
+from cdc.derive.pieces import difference, pieces, rowless, topic_table
 from cdc.derive.ports import DeclaredView
 from cdc.derive.statefolder import StateFolder
 from cdc.derive.viewstate import ViewState
@@ -33,6 +33,7 @@ from cdc.inbox.handover import Handover, HandoverDeadline, draw_token
 from cdc.log.contract import LogReader
 from cdc.model.batch import META_FIELDS
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
+from cdc.model.table import Table
 from cdc.replay.state import rows_as_of
 from cdc.settings.views import topic_of
 from cdc.state import status
@@ -363,8 +364,7 @@ class ViewRunner:
 
     def _refuse_other_shape(self, rows: pa.Table) -> None:
         """Raises Stopped where the topic, as it is in the log, cannot go on with rows of these columns and with this key."""
-        known = next((topic.table for topic in self._log.topics() if topic.name == self.topic), None)
-        view = self._bound.view
+        known, view = self._known(), self._bound.view
         why = None if known is None else refuses(known, topic_table(self.topic, rows, view.key, view.json))
         if why is not None:
             raise Stopped(
@@ -372,6 +372,10 @@ class ViewRunner:
                 f"view {self.name} cannot go on as {self.topic}: {why}",
                 hint=f"give the new definition another name than [views.{self.name}], or take the change back; {self._ways_on}",
             )
+
+    def _known(self) -> Table | None:
+        """The topic's definition in the log; None before the view's first group is there."""
+        return next((topic.table for topic in self._log.topics() if topic.name == self.topic), None)
 
     def _load(self, kernel: Kernel, cut: Position) -> None:
         """In pieces, each of which is as good as a change of the log. Between them the state is no cut's; it is not used before the last."""
@@ -396,9 +400,10 @@ class ViewRunner:
 
     def _reconcile(self, cut: Position) -> None:
         """Hands over what the topic lacks of the state's rows, and what it has beyond them."""
-        found = pieces(
-            difference(self._state.kernel.rows(), self._held(), self._bound.view.key), self._bound.view.key, self._bound.view.json
-        )
+        view, rows = self._bound.view, self._state.kernel.rows()
+        found = pieces(difference(rows, self._held(), view.key), view.key, view.json)
+        if not found and self._known() is None:
+            found = [rowless(rows, view.json)]  # what reads the view has to know how it is defined
         self.at = cut
         # A mark that stands already cannot be handed over again.
         mark = ViewMark(self._bound.digest, START, cut)

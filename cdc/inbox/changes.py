@@ -1,5 +1,5 @@
 """A group's rows as changes for the log: positions, operations, and a SCHEMA record where the
-definition is another than before. Pure.
+definition is another than before, or there is no row to bring it. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def changes(table: Table, rows: Sequence[pa.RecordBatch], known: Table | None, h
     They carry the head's LSN and time, so that these never fall within the log.
     """
     position = head.position + 1
-    if known is not None and known != table:
+    if known != table and (known is not None or not rows):
         yield schema_record(SchemaChange(table, Kind.ALTERED), position, head.commit_lsn, head.commit_ts_us)
         position += 1
     for batch in rows:

@@ -166,7 +166,7 @@ class Inbox:
         producer = group.name.producer
         if producer == self._source:
             raise GroupRefused("the source's own name cannot be a producer's of the inbox")
-        if not group.batches and not group.header.token:
+        if not (group.header.token or group.batches or self._is_new(group.table)):
             self._riding[group.name] = (mark, now)
             self._ride(now)
             return
@@ -184,6 +184,10 @@ class Inbox:
         crashpoint("inbox.take.durable")
         self._remove(group.name)
         crashpoint("inbox.take.removed")
+
+    def _is_new(self, table: Table | None) -> bool:
+        """Whether the group makes a topic known, also without a row."""
+        return table is not None and table.qualified not in self._topics()
 
     def _take_back(self) -> None:
         """Drops what is staged, on the way out of an error: that one counts, also where the writer

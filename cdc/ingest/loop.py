@@ -23,7 +23,7 @@ from cdc.ingest.intake import Intake
 from cdc.ingest.ports import Wire
 from cdc.ingest.torn import Remainder, Torn
 from cdc.model.batch import table_of
-from cdc.model.evolution import schema_record
+from cdc.model.evolution import Kind, schema_change_of, schema_record
 from cdc.model.group import EmittedMessages, Group
 from cdc.model.position import Lsn
 from cdc.pace import Pace
@@ -135,7 +135,7 @@ class Ingest:
         if chunk and table_of(chunk[0].schema).oid in self._decoder.schema.passed_over:
             chunk = []  # the stream does not know yet that it can be captured again, and lets it be read again when it does
         if chunk is not None:
-            entered = place([*self._entering(chunk), *chunk], self._writer.next_position, end_lsn, commit_ts_us)
+            entered = place(self._entering(chunk), self._writer.next_position, end_lsn, commit_ts_us)
             for batch in entered:
                 self._writer.append(batch)
                 self._intake.memory.learn(batch)
@@ -160,14 +160,21 @@ class Ingest:
             self._wire.confirm(self._writer.head.commit_lsn)
 
     def _entering(self, chunk: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """SCHEMA records that have to come before the chunk: no row of the stream has brought the definition under which it was read."""
+        """The chunk, behind the SCHEMA records that have to come before it: no row of the stream has brought the definition under which it was
+        read. One that found no row tells how the table is defined, where the log does not know it yet."""
         if not chunk:
             return []
-        schema = self._decoder.schema
-        records = [schema_record(change, 0, 0, 0) for change in schema.enter(table_of(chunk[0].schema))]
+        schema, table = self._decoder.schema, table_of(chunk[0].schema)
+        change = schema_change_of(chunk[0])
+        rowless = change is not None and change.kind is Kind.ALTERED
+        if rowless and schema.logs(table.oid):
+            return []
+        records = [schema_record(change, 0, 0, 0) for change in schema.enter(table)]
         for oid, joined in schema.take_again().items():
             self._feed.read_again(oid, joined=joined)
-        return records
+        if rowless and (records or table.oid in schema.passed_over):
+            return records
+        return [*records, *chunk]
 
     def _commit(self, lsn: int, commit_ts_us: int) -> None:
         before = self._writer.head.position

@@ -154,3 +154,14 @@ def test_a_store_of_views_shows_what_postgres_answers_at_every_wait(shop: Shop, 
                 transaction(source, dice)
             shop.wait()
             shop.equal()
+
+
+def test_a_table_that_never_had_a_row_holds_no_view_up(shop: Shop) -> None:
+    with shop.source() as source:
+        source.execute("truncate orders")
+        with service(shop.settings), shop.views():
+            shop.wait(60)
+            shop.equal()
+            source.execute("insert into orders values (1, 1, 1, 'the first')")
+            shop.wait(60)
+            shop.equal()
