@@ -169,6 +169,24 @@ def test_a_follower_keeps_it_as_the_source_is_and_the_audit_agrees(postgres: Dat
         assert result.equal, result.to_json()
 
 
+def test_a_table_without_rows_is_there_without_rows(postgres: Database, tmp_path: Path) -> None:
+    path = tmp_path / "reports.duckdb"
+    with connect(postgres.dsn) as source:
+        source.execute(b"create table public.items (id int primary key, note text default 'x')")
+        source.execute(b"create table public.empty (id int primary key, at timestamptz)")
+        source.execute(b"insert into public.items values (1)")
+        settings = settings_of(postgres, tmp_path, {"reports": {"kind": "sql", "url": f"duckdb://{path}"}})
+        with service(settings):
+            until(lambda: _count(path) == 1, "the first row to be there", timeout_s=CATCH_UP_S)
+            [result] = audit(settings, timeout_s=CATCH_UP_S)
+            assert ask(path, "select count(*) from public.empty") == [(0,)]
+            source.execute(b"alter table public.empty add column note text")
+            source.execute(b"insert into public.empty values (1, now(), 'y')")
+            [later] = audit(settings, timeout_s=CATCH_UP_S)
+        assert result.equal and later.equal
+        assert ask(path, "select id, note from public.empty") == [(1, "y")]
+
+
 def _count(path: Path) -> int:
     try:
         return int(ask(path, "select count(*) from public.items")[0][0])
