@@ -288,7 +288,15 @@ class ViewRunner:
                 raise ViewWaits(why)
             if one.delta is not None:
                 found[topic] = one.delta
+        self._refuse_superseded(to)
         return found
+
+    def _refuse_superseded(self, to: Position) -> None:
+        """Raises PositionGone where the log has some of the changes up to this cut no longer, as later ones took their place: what is left of them
+        leads to no cut before those."""
+        for topic in self._log.topics():
+            if topic.name in self._bound.reads and to < topic.clean_from - 1:
+                raise PositionGone(f"changes of {topic.name} up to position {to} were compacted together with later ones")
 
     def _advance(self, deltas: Mapping[str, Delta], to: Position) -> Delta:
         self.counts.taken += sum(delta.rows.num_rows + delta.gone.num_rows for delta in deltas.values())

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from cdc.compaction.bounds import Settled, TopicPoints, bounds
+from cdc.compaction.merge import compact
 from cdc.derive.ports import DeclaredView
 from cdc.derive.runner import Around, StepLimits, ViewRunner
 from cdc.derive.statefolder import StateFolder
@@ -115,6 +117,22 @@ class Bed:
         while runner.step():
             pass
         serve_all(self.inbox)
+
+    def compact(self) -> None:
+        """Of both tables, everything up to here that later changes superseded goes, as where no follower holds it."""
+        upkeep, end = self.writer.upkeep, self.writer.head.position
+        for table in (ORDERS, CUSTOMERS):
+            upkeep.close_newest(table.qualified, end)
+        self.writer.commit()
+        self.commit(*((table, Op.INSERT, [{"id": 1_000 + end}]) for table in (ORDERS, CUSTOMERS)))  # in other segments
+        self.writer.drain_seals()
+        for table in (ORDERS, CUSTOMERS):
+            points = bounds(upkeep.ranges(table.qualified), Settled(end, end), (), TopicPoints(0, 0))
+            assert points.clean_from
+            compact(upkeep, table.qualified, points, self._record, at_least=0.0)
+
+    def _record(self) -> None:
+        self.writer.commit()
 
     def expected(self, view: WholeView = VIEW) -> dict[Any, Row]:
         rows = {

@@ -213,6 +213,38 @@ def test_a_state_that_is_ahead_of_the_log_is_thrown_away(bed: Bed, tmp_path: Pat
             assert other.shown() == other.expected()
 
 
+def test_an_older_state_does_not_catch_up_through_changes_that_were_compacted(bed: Bed, tmp_path: Path) -> None:
+    """Of order 5 the log has only what became of it after the view's mark: up to the mark, the older state would not learn of it."""
+    with bed.runner() as runner:
+        runner.begin()
+    shutil.copytree(tmp_path / "state", tmp_path / "older")
+    with bed.runner() as runner:
+        runner.begin()
+        bed.commit((ORDERS, Op.INSERT, [{"id": 5, "customer": 1, "note": "c"}]))
+        bed.keep_up(runner)
+    assert 5 in bed.shown()
+    bed.commit((ORDERS, Op.UPDATE, [{"id": 5, "customer": 3, "note": "c"}]))
+    bed.commit((ORDERS, Op.UPDATE, [{"id": 2, "customer": 1, "note": "d"}]))
+    bed.compact()
+    with bed.runner(state="older") as runner:
+        runner.begin()
+        bed.keep_up(runner)
+    assert bed.shown() == bed.expected()
+
+
+def test_no_step_ends_before_changes_that_took_others_place(bed: Bed) -> None:
+    with bed.runner(limits=StepLimits(rows=1)) as runner:
+        runner.begin()
+        for note in "cde":
+            bed.commit((ORDERS, Op.UPDATE, [{"id": 1, "customer": 1, "note": note}]))
+            bed.commit((CUSTOMERS, Op.UPDATE, [{"id": 1, "name": note}]))
+        bed.compact()
+        runner.step()
+        assert reached(bed).cut >= max(topic.clean_from - 1 for topic in bed.reader.topics())
+        bed.keep_up(runner)
+        assert bed.shown() == bed.expected()
+
+
 def test_large_outputs_come_in_several_groups_and_go_on_in_the_middle(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdc.derive.pieces.MAX_ROWS", 2)
     bed.commit((ORDERS, Op.INSERT, [{"id": 10 + n, "customer": 1, "note": "x"} for n in range(7)]))
