@@ -22,7 +22,7 @@ class Kind(StrEnum):
     """The kind of change to the table."""
 
     ALTERED = "altered"
-    """Columns, types, key or identity differ from the version before."""
+    """Columns, types, key or identity differ from the version before; or there is none before, nor a row to bring it."""
     CREATED = "created"
     """Another table has this name now (a new OID or epoch); its rows follow as reads."""
     DROPPED = "dropped"

@@ -183,7 +183,8 @@ def test_a_table_without_rows_is_there_without_rows(postgres: Database, tmp_path
             source.execute(b"alter table public.empty add column note text")
             source.execute(b"insert into public.empty values (1, now(), 'y')")
             [later] = audit(settings, timeout_s=CATCH_UP_S)
-        assert result.equal and later.equal
+        assert result.equal
+        assert later.equal
         assert ask(path, "select id, note from public.empty") == [(1, "y")]
 
 
