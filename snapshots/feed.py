@@ -120,8 +120,8 @@ class SnapshotFeed:
     def chunk_at(self, watermark: Watermark) -> list[pa.RecordBatch] | None:
         """The rows of the chunk whose watermark came as the last transaction of the group given to ``on_group`` just before.
 
-        Batches in ``batch_schema``, to be completed by ``place``; none when no row survived. Where no row was found, a SCHEMA record (ALTERED): a
-        table that has none is told by its definition alone. None when the message is not a chunk's, or the chunk has to be read again.
+        Batches in ``batch_schema``, to be completed by ``place``; none when no row survived. Where no row was found, a SCHEMA record (ALTERED): it makes
+        a table known that has none. None when the message is not a chunk's, or the chunk has to be read again.
         """
         with self._lock:
             self._check()
