@@ -27,7 +27,7 @@ from cdc.model.topic import TopicSchema
 from sinks import make_sink
 from sinks.contract import NOTHING, DeadLetter, Outcome, Shape, Sink
 from sinks.holding import failures_of
-from sinks.policy import Action
+from sinks.policy import Action, remaining
 from sinks.reshape import conformed
 
 RESULT: Final = pa.schema(
@@ -152,6 +152,8 @@ def _change(sink: Sink, reader: LogReader, batch: pa.RecordBatch, change: TopicC
         change = replace(change, schema=shape.schema)
         batch = schema_record(change, position, batch.column(LSN)[0].as_py(), 0)
     crashpoint("follower.schema.read")
+    if shape is None and remaining(change):
+        prepared.ensure(sink, change.schema)  # it is fenced there, as before the first row
     if change.schema.holding:
         carried(sink, reader, None if shape is None else shape.schema, change)
     outcome = sink.apply(batch)

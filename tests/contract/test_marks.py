@@ -13,12 +13,16 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import Stopped, StopState, StoreError
+from cdc.follow.apply import Prepared, apply_range
+from cdc.follow.rules import Rules
+from cdc.follow.survey import survey
 from cdc.log.home import open_reader
 from cdc.model.batch import Op, last_position, topic_schema
 from cdc.model.pgtypes import TEXT
-from cdc.model.position import ZERO_CUT
+from cdc.model.position import START, ZERO_CUT, Position
 from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
+from sinks import options_model
 from sinks.contract import EpochPassed, Outcome, Sink
 from tests.contract.labs import Lab
 from tests.contract.rows import ORDERS, PAIRS, Row, batch, order, schema, upserts
@@ -538,6 +542,25 @@ def test_a_writer_that_was_replaced_commits_nothing(lab: Lab) -> None:
     assert refused.value.retryable
     assert sink.applied() == END
     whole(lab, heal(lab))
+
+
+def test_a_writer_that_was_replaced_commits_no_table_without_rows(lab: Lab) -> None:
+    zombie, sink = lab.opened(), lab.opened()
+    lab.log.put(schema(ORDERS, 1))
+    options = options_model(lab.kind).model_validate({"kind": lab.kind, **lab._options})
+    reader, rules = lab.log.reader(), Rules(lab.name, options)
+    lab.log.reach(cut(1))
+    seen = survey(reader, {ORDERS.qualified: START}, Position(1))
+    with pytest.raises(StoreError):
+        apply_range(zombie, reader, seen, Prepared(), rules)
+        zombie.commit(cut(1))
+    assert lab.applied() == ZERO_CUT
+    apply_range(sink, reader, seen, Prepared(), rules)
+    sink.commit(cut(1))
+    shape = sink.shape(ORDERS.qualified)
+    assert shape is not None
+    assert shape.schema == TopicSchema.of(ORDERS)
+    assert held(sink, ORDERS) == []
 
 
 # -- reading, erasing, choosing -----------------------------------------------------------------------------------------------------------
