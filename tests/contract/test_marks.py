@@ -551,8 +551,9 @@ def test_a_writer_that_was_replaced_commits_no_table_without_rows(lab: Lab) -> N
     reader, rules = lab.log.reader(), Rules(lab.name, options)
     lab.log.reach(cut(1))
     seen = survey(reader, {ORDERS.qualified: START}, Position(1))
-    with pytest.raises(StoreError):
+    with suppress(StoreError):
         apply_range(zombie, reader, seen, Prepared(), rules)
+    with pytest.raises(StoreError):
         zombie.commit(cut(1))
     assert lab.applied() == ZERO_CUT
     apply_range(sink, reader, seen, Prepared(), rules)
