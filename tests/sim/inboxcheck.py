@@ -82,7 +82,9 @@ class InboxCheck:
         account = self._accounts[producer]
         rows = [(entry.op, entry.key, entry.row) for entry in entries if entry.op != Op.SCHEMA]
         at = account.taken + 1
-        while at in account.offers and not any(_logged(one.rows) == rows and one.epoch >= account.epoch for one in account.offers[at]):
+        while at in account.offers and not any(
+            _logged(one.rows) == rows and one.epoch >= account.epoch for one in account.offers[at]
+        ):
             if all(one.rows for one in account.offers[at]):
                 break  # this one had to come first
             at += 1
