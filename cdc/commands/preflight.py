@@ -14,6 +14,7 @@ import psycopg
 
 from cdc.commands.invocation import Invocation, open_log, unopened_sink
 from cdc.commands.transport import check_transport
+from cdc.derive.declarations import declared_views
 from cdc.diskspace import free_bytes
 from cdc.embedded.cache import cache_folder
 from cdc.errors import ConfigError, HeadwaterError, SourceError
@@ -24,7 +25,7 @@ from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from cdc.plan.contracts import check_contracts
 from cdc.settings.models import Settings, StoreOptions
-from cdc.settings.storetables import mistaken
+from cdc.settings.storetables import mistaken, mistaken_views
 from cdc.settings.views import topics_of
 from cdc.source.aside import find_aside, withheld
 from cdc.source.catalog import CatalogTable, find_tables, select_tables
@@ -102,6 +103,8 @@ def _source(settings: Settings, *, fix: bool) -> Generator[Finding, None, list[T
                 yield _contracts(settings, found)
             for mistake in _mistaken(settings, found):
                 yield Finding("fail", "store tables", str(mistake), mistake.hint)
+            for mistake in _mistaken_views(settings, found):
+                yield Finding("fail", "view tables", str(mistake), mistake.hint)
             if settings.outbox is not None:
                 yield _outbox(connection, settings, found)
             if first[0].wal.safe_bytes is not None:
@@ -155,7 +158,7 @@ def refuse_unknown(settings: Settings) -> None:
         return
     if settings.contracts:
         _check_contracts(settings, found)
-    for mistake in _mistaken(settings, found):
+    for mistake in (*_mistaken(settings, found), *_mistaken_views(settings, found)):
         raise mistake
     for refusal in refusals(settings.outbox, found) if settings.outbox is not None else ():
         raise refusal
@@ -163,9 +166,21 @@ def refuse_unknown(settings: Settings) -> None:
 
 def _mistaken(settings: Settings, found: Sequence[CatalogTable]) -> Iterator[ConfigError]:
     """Finds what is wrong with the stores' tables; nothing where no table is captured, which is said elsewhere."""
+    known = _known(settings, found)
+    return mistaken(settings.stores, known, settings.outbox) if known else iter(())
+
+
+def _mistaken_views(settings: Settings, found: Sequence[CatalogTable]) -> Iterator[ConfigError]:
+    """The same for what the views read."""
+    known, declared = _known(settings, found), declared_views(settings)
+    reads = {name: view.topics for name, view in declared.items()}
+    return mistaken_views(reads, known, settings.outbox) if known else iter(())
+
+
+def _known(settings: Settings, found: Sequence[CatalogTable]) -> list[Table | str]:
+    """Tables that are captured or were, and views; none where no table is captured."""
     captured = _captured(found, settings.source.tables)
-    known: list[Table | str] = [*captured, *_logged(settings), *topics_of(settings.views)]
-    return mistaken(settings.stores, known, settings.outbox) if captured else iter(())
+    return [*captured, *_logged(settings), *topics_of(settings.views)] if captured else []
 
 
 def _check_contracts(settings: Settings, found: Sequence[CatalogTable]) -> None:

@@ -44,7 +44,7 @@ def run(
         die_with_parent(int(parent))
     configuration = _configuration(given)
     settings = configuration.settings
-    if (settings.contracts or settings.stores) and parent is None:
+    if (settings.contracts or settings.stores or settings.views) and parent is None:
         from cdc.commands.preflight import refuse_unknown
 
         refuse_unknown(settings)

@@ -1,4 +1,4 @@
-"""Whether what the stores are to hold is captured at all: a mistyped name would leave a store empty without a word. Pure."""
+"""Whether what the stores are to hold, and what the views read, is captured at all: a mistyped name would leave them empty without a word. Pure."""
 
 from __future__ import annotations
 
@@ -31,6 +31,19 @@ def mistaken(
             yield ConfigError(f"{key}: no table {pattern} is captured", hint=_suggestion(pattern, names, key))
         if not unknown and not awaited and not any(matches(options.tables, table) for table in tables):
             yield ConfigError(f"{key} selects no captured table ({', '.join(options.tables)})", hint=_suggestion("", names, key))
+
+
+def mistaken_views(
+    reads: Mapping[str, Sequence[str]], tables: Sequence[Table | str], outbox: Outbox | None = None
+) -> Iterator[ConfigError]:
+    """For each table or view that a view reads, and that is none of these. ``reads``: view → the topics that it reads. The others are as
+    ``mistaken`` has them."""
+    names = [table if isinstance(table, str) else table.qualified for table in tables]
+    for view, topics in reads.items():
+        for topic in topics:
+            awaited = outbox is not None and topic.partition(".")[0] == outbox.topic_schema
+            if topic not in names and not awaited:
+                yield ConfigError(f"views.{view}: no table {topic} is captured", hint=_suggestion(topic, names, f"views.{view}"))
 
 
 def _suggestion(pattern: str, names: Sequence[str], key: str) -> str:

@@ -274,6 +274,15 @@ def test_a_store_of_a_table_that_does_not_exist(shop: Shop, valkey: Cache, table
     assert said in shop.cdc("status").stdout
 
 
+def test_a_view_over_a_mistyped_table_is_refused_at_the_start(shop: Shop) -> None:
+    said = "views.typo: no table public.ordrs is captured → did you mean public.orders?"
+    shop.configure(more='[views.typo]\nsql = "select id from public.ordrs"\nkey = ["id"]')
+    refused = shop.cdc("run")
+    assert refused.returncode == 2
+    assert said in refused.stderr
+    assert "views.typo: no table public.ordrs is captured" in shop.cdc("doctor").stdout
+
+
 def test_a_store_may_name_what_is_in_the_log_alone(shop: Shop, valkey: Cache) -> None:
     shop.configure(more=f'[stores.cache]\nkind = "redis"\nurl = "{valkey.url}"\ntables = ["public.orders"]')
     shop.start("run", "--only", "capture")

@@ -4,7 +4,7 @@ import pytest
 
 from cdc.model.table import Table
 from cdc.settings.models import StoreOptions
-from cdc.settings.storetables import mistaken
+from cdc.settings.storetables import mistaken, mistaken_views
 
 TABLES = [Table(1, "public", "orders", ()), Table(2, "sales", "items", ()), "public.read_only_so_far"]
 
@@ -31,3 +31,12 @@ def test_patterns(patterns: tuple[str, ...], said: list[str]) -> None:
     assert len(found) == len(said)
     for line, part in zip(found, said, strict=True):
         assert part in line
+
+
+def test_views() -> None:
+    reads = {"good": ["public.orders", "views.sums"], "bad": ["public.ordrs"], "worse": ["sales.items", "x.y"]}
+    found = [mistake.line() for mistake in mistaken_views(reads, [*TABLES, "views.sums"])]
+    assert [line.partition(";")[0] for line in found] == [
+        "views.bad: no table public.ordrs is captured → did you mean public.orders? Correct views.bad",
+        "views.worse: no table x.y is captured → correct views.worse",
+    ]
