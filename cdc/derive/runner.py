@@ -313,7 +313,7 @@ class ViewRunner:
     def _groups(self, output: Delta) -> list[list[pa.RecordBatch]]:
         if output.emptied:
             output = difference(output.rows, self._held(), self._bound.view.key)
-        return pieces(output, self._bound.view.key, self._bound.view.json)
+        return pieces(output, self._bound.view.key, self._bound.view.typed)
 
     def _hand_over(self, groups: list[list[pa.RecordBatch]], mark: ViewMark, done: int = 0) -> None:
         """All but the first ``done`` groups of the mark's range; the last one carries the mark itself."""
@@ -365,7 +365,7 @@ class ViewRunner:
         """Raises Stopped where the topic, as it is in the log, cannot go on with rows of these columns and with this key."""
         known = next((topic.table for topic in self._log.topics() if topic.name == self.topic), None)
         view = self._bound.view
-        why = None if known is None else refuses(known, topic_table(self.topic, rows, view.key, view.json))
+        why = None if known is None else refuses(known, topic_table(self.topic, rows, view.key, view.typed))
         if why is not None:
             raise Stopped(
                 StopState.VIEW_REFUSED,
@@ -397,7 +397,7 @@ class ViewRunner:
     def _reconcile(self, cut: Position) -> None:
         """Hands over what the topic lacks of the state's rows, and what it has beyond them."""
         found = pieces(
-            difference(self._state.kernel.rows(), self._held(), self._bound.view.key), self._bound.view.key, self._bound.view.json
+            difference(self._state.kernel.rows(), self._held(), self._bound.view.key), self._bound.view.key, self._bound.view.typed
         )
         self.at = cut
         # A mark that stands already cannot be handed over again.

@@ -36,7 +36,7 @@ class BranchPlanner:
         place = self._branch_place(query, lists)
         same_fields = [all(alike(column, columns[0]) for column in columns) for columns in zip(*lists, strict=True)]
         names = {
-            name: self._book.column(column.kind, column if same else None)
+            name: self._book.column(column.kind, column.field if same else None)
             for (name, column), same in zip(first.names.items(), same_fields, strict=True)
         }
         made = list(names.values())

@@ -13,7 +13,7 @@ from cdc.expressions import Expression, PgType, type_of
 from cdc.expressions.expression import checked
 from cdc.expressions.refusal import PartRefused, near
 from cdc.expressions.syntax import Collated, Name, NumberLiteral, Quoted, Syntax, Truth
-from cdc.model.topic import TopicSchema
+from cdc.model.topic import TopicField, TopicSchema
 from cdc.views.parts import bare, plain, replaced, walk
 from cdc.views.plan import ComputedNode, FilterNode, Key, Knowledge, LeafNode, Node, Order, PlanColumn, has_scale
 from cdc.views.syntax import AggregateCall, ColumnName, OrderItem, RowNumberCall, SelectItem
@@ -58,9 +58,9 @@ class PlanColumns:
         self.kinds: dict[str, PlanColumn] = {}
         """By name."""
 
-    def column(self, kind: PgType, source: PlanColumn | None = None) -> PlanColumn:
+    def column(self, kind: PgType, field: TopicField | None = None) -> PlanColumn:
         self._made += 1
-        made = PlanColumn(f"x{self._made}", kind, None if source is None else source.field)
+        made = PlanColumn(f"x{self._made}", kind, field)
         self.kinds[made.name] = made
         return made
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Final
 
 from cdc.expressions import BOOL, PgType
+from cdc.expressions.arraytexts import ELEMENTS, array_field
 from cdc.expressions.objects import SHOWN
-from cdc.expressions.pgtype import INT8, INTEGERS, JSONB, NUMERIC, TEXT
+from cdc.expressions.pgtype import INT8, INTEGERS, JSONB, NUMERIC, TEXT, opaque
 from cdc.expressions.refusal import PartRefused
 from cdc.expressions.syntax import Collated, Name, NumberLiteral, Quoted, Syntax
 from cdc.views.columns import ORDERED, PlanColumns, PlannedRelation, Scope, filtered_by
@@ -123,7 +124,7 @@ class GroupPlanner:
             )
         if call.order and name not in _ORDERED:
             raise PartRefused(call.order[0].at, f"ORDER BY changes nothing in {name}", "leave it out")
-        result = self._result(at, name, syntax, argument, call.distinct)
+        made = self._made(at, name, syntax, argument, call.distinct)
         orders: tuple[Order, ...] = ()
         separator: str | None = ""
         if name in _ORDERED:
@@ -145,7 +146,7 @@ class GroupPlanner:
             if not isinstance(constant, Quoted):
                 raise PartRefused(constant.at, "string_agg needs a constant between the texts")
             separator = constant.text
-        return node, Aggregate(self._book.column(result), name, argument, call.distinct, condition, orders, separator, label)  # type: ignore[arg-type]
+        return node, Aggregate(made, name, argument, call.distinct, condition, orders, separator, label)  # type: ignore[arg-type]
 
     def _label(self, node: Node, syntax: Syntax) -> tuple[Node, PlanColumn]:
         """The names of an object."""
@@ -153,6 +154,15 @@ class GroupPlanner:
         if label.kind.name != "text":
             raise PartRefused(syntax.at, f"the names of jsonb_object_agg are texts, and this is {label.kind}", "write x::text")
         return node, label
+
+    def _made(self, at: int, name: str, syntax: Syntax, argument: PlanColumn, distinct: bool) -> PlanColumn:
+        """The aggregate's column."""
+        if name != "array_agg":
+            return self._book.column(self._result(at, name, syntax, argument, distinct))
+        if argument.kind.name not in ELEMENTS:
+            raise PartRefused(at, f"array_agg of {argument.kind} is not kept up", f"it is of {', '.join(ELEMENTS)}")
+        field = array_field(argument.kind)
+        return self._book.column(opaque(field.type_name), field)
 
     def _result(self, at: int, name: str, syntax: Syntax, argument: PlanColumn, distinct: bool) -> PgType:
         kind = argument.kind
@@ -178,11 +188,9 @@ class GroupPlanner:
             if kind.name != "text":
                 raise PartRefused(at, f"string_agg takes texts, and this is {kind}", "write x::text")
             return TEXT
-        if name in ("jsonb_agg", "jsonb_object_agg"):
-            if kind.name not in SHOWN:
-                raise PartRefused(at, f"{name} of {kind} is not kept up", f"it is of {', '.join(SHOWN)}")
-            return JSONB
-        raise PartRefused(at, "array_agg is not kept up", "write jsonb_agg(x ORDER BY …), or string_agg")
+        if kind.name not in SHOWN:
+            raise PartRefused(at, f"{name} of {kind} is not kept up", f"it is of {', '.join(SHOWN)}")
+        return JSONB
 
     def _extreme(self, at: int, name: str, syntax: Syntax, argument: PlanColumn) -> PgType:
         kind = argument.kind

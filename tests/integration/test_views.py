@@ -30,6 +30,8 @@ JOINED = """select o.id, c.name, o.amount, o.note from public.orders o join publ
 TOTALS = (
     """select customer_id as id, count(*) as orders, sum(amount)::numeric(20,2) as amount from public.orders group by customer_id"""
 )
+ARRAYS = """select customer_id as id, array_agg(note order by id desc) as notes, array_agg(amount order by id) as amounts from public.orders group by customer_id"""
+CARRIED = """select c.id, c.name, a.notes, a.amounts from public.customers c join views.arrays a on a.id = c.id"""
 LARGE = """select name, count(*) as orders from views.joined group by name"""
 
 NESTED = """
@@ -60,9 +62,11 @@ class Shop:
             f'run_dir = "run"\n[source]\ndsn = "{self.dsn}"\n[log]\ndir = "log"\n'
             f'[views.joined]\nsql = """{JOINED}"""\nkey = ["id"]\n'
             f'[views.totals]\nsql = """{TOTALS}"""\nkey = ["id"]\n'
+            f'[views.arrays]\nsql = """{ARRAYS}"""\nkey = ["id"]\n'
+            f'[views.carried]\nsql = """{CARRIED}"""\nkey = ["id"]\n'
             f'[views.large]\nsql = """{LARGE}"""\nkey = ["name"]\n'
             f"{NESTED}"
-            f'[stores.cache]\nkind = "redis"\nurl = "{cache.url}"\nviews = ["joined", "totals", "large", "nested"]\n'
+            f'[stores.cache]\nkind = "redis"\nurl = "{cache.url}"\nviews = ["joined", "totals", "large", "nested", "arrays", "carried"]\n'
         )
         self.config = config
         self.settings = load(config, options_model)
@@ -80,7 +84,9 @@ class Shop:
     def expected(self, view: str, sql: str) -> dict[str, Any]:
         key = self.settings.views[view].key[0]
         with self.source() as source:
-            rows = source.execute(f"select to_jsonb(v) from ({sql.replace('views.joined', f'({JOINED}) j')}) v").fetchall()
+            rows = source.execute(
+                f"select to_jsonb(v) from ({sql.replace('views.joined', f'({JOINED}) j').replace('views.arrays', f'({ARRAYS})')}) v"
+            ).fetchall()
         return {f"views.{view}:{row[key]}": row for (row,) in rows}
 
     def shown(self, view: str) -> dict[str, Any]:
@@ -93,7 +99,7 @@ class Shop:
             wait(self.settings, log, "cache", timeout_s=timeout_s)
 
     def equal(self) -> None:
-        for view, sql in (("joined", JOINED), ("totals", TOTALS), ("large", LARGE)):
+        for view, sql in (("joined", JOINED), ("totals", TOTALS), ("large", LARGE), ("arrays", ARRAYS), ("carried", CARRIED)):
             assert self.shown(view) == self.expected(view, sql), view
         assert self.shown("nested") == self.expected("nested", declared_views(self.settings)["nested"].query.sql)
 
