@@ -12,7 +12,7 @@ from cdc.expressions.objects import SHOWN
 from cdc.expressions.pgtype import INT8, INTEGERS, JSONB, NUMERIC, TEXT, opaque
 from cdc.expressions.refusal import PartRefused
 from cdc.expressions.syntax import Collated, Name, NumberLiteral, Quoted, Syntax
-from cdc.views.columns import ORDERED, PlanColumns, PlannedRelation, Scope, filtered_by
+from cdc.views.columns import ORDERED, PlanColumns, PlannedRelation, Scope, TopicInFrom, filtered_by
 from cdc.views.parts import bare, outermost_aggregates, plain, replaced, walk
 from cdc.views.plan import Aggregate, GroupNode, Node, Order, PlanColumn, has_scale
 from cdc.views.syntax import AggregateCall, ColumnName, Select
@@ -42,12 +42,17 @@ class GroupPlanner:
         grouping = {repr(plain(bare(one))): column for one, column in zip(by, groups, strict=True)}
         texts = [item.value for item in select.items] + ([select.having] if select.having is not None else [])
         resolved = [self._book.resolved(scope, one, "") for one in texts]
+        own = tuple(dict.fromkeys(groups))
+        for one in self._determined(scope, resolved, grouping, own):
+            groups.append(self._book.kinds[one.name])
+            self._book.has_equality(one.at, groups[-1], "GROUP BY")
+            grouping[repr(plain(one))] = groups[-1]
         aggregates: dict[str, Aggregate] = {}
         for call in (one for syntax in resolved for one in outermost_aggregates(syntax)):
             if repr(plain(call)) not in aggregates:
                 node, aggregates[repr(plain(call))] = self._aggregate(node, call, groups)
         distinct = tuple(dict.fromkeys(groups))
-        key = tuple(one.name for one in distinct)
+        key = tuple(one.name for one in own)
         of_all = tuple(aggregates.values())
         grouped = GroupNode(node, distinct, of_all, key, (frozenset(key),))
         if not distinct and not grouped.signed:
@@ -79,6 +84,26 @@ class GroupPlanner:
                 return self._book.resolved(scope, item.value, "GROUP BY")
         return self._book.resolved(scope, one, "GROUP BY")
 
+    def _determined(
+        self, scope: Scope, resolved: Sequence[Syntax], grouping: Mapping[str, PlanColumn], groups: Sequence[PlanColumn]
+    ) -> list[Name]:
+        """Columns that stand beside aggregates, of tables whose keys are grouped by: they have one value in each group."""
+        there = {one.name for one in groups}
+        tables = [one.leaf for one in scope.tables.values() if isinstance(one, TopicInFrom) and there.issuperset(one.leaf.key)]
+        known = {column.name for leaf in tables for column in leaf.columns.values()} - there
+        found: dict[str, Name] = {}
+
+        def look(one: Syntax) -> Syntax | None:
+            if isinstance(one, AggregateCall) or repr(plain(one)) in grouping:
+                return one
+            if isinstance(one, Name) and one.name in known:
+                found.setdefault(one.name, one)
+            return None
+
+        for one in resolved:
+            replaced(one, look)
+        return list(found.values())
+
     def _behind(self, syntax: Syntax, grouping: Mapping[str, PlanColumn], aggregates: Mapping[str, Aggregate]) -> Syntax:
         """The expression over the groups' columns."""
 
@@ -92,7 +117,7 @@ class GroupPlanner:
                 raise PartRefused(
                     one.at,
                     f"column {self._book.shown({one.name})} is neither in GROUP BY nor in an aggregate",
-                    "add it to GROUP BY, also where the key determines it",
+                    "add it to GROUP BY",
                 )
             return None
 
