@@ -134,7 +134,7 @@ class BoundSql:
     @cached_property
     def typed(self) -> TextTypes:
         plain = (one for one in self.definition.fields if not (one.defined or one.protected))
-        return {one.name: said for one in plain if (said := typed(one.structure)) is not None}
+        return {one.name: said for one in plain if (said := typed(one.structure, one.outline)) is not None}
 
     def open(self, folder: Path) -> Kernel:
         return SqlKernel(self.definition, folder, MEMORY)

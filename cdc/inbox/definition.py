@@ -30,6 +30,7 @@ import pyarrow as pa
 from cdc.inbox.arraychecks import ELEMENTS
 from cdc.model import pgtypes
 from cdc.model.batch import reserved_column
+from cdc.model.outline import outline_of
 from cdc.model.pgtypes import arrow_type
 from cdc.model.structure import ArrayOf, Scalar, ScalarType, Structure, array_oid
 from cdc.model.table import Column, Table, derived_number
@@ -43,6 +44,7 @@ _NAMES: Final = {
 MAX_COLUMNS: Final = 1600
 MAX_COLUMN_BYTES: Final = 63
 TYPE_METADATA: Final = b"cdc.type"
+OUTLINE_METADATA: Final = b"cdc.outline"
 JSONB: Final[Mapping[bytes, bytes]] = {TYPE_METADATA: b"jsonb"}
 """The metadata of a field whose texts are JSON."""
 ARRAYS: Final[Mapping[str, int]] = {f"{_NAMES[getattr(pgtypes, one.name)]}[]": array_oid(one) for one in ELEMENTS}
@@ -104,7 +106,16 @@ def _column(field: pa.Field, key: bool) -> Column:
     oid, typmod = _type(field)
     if key and oid in _NOT_IN_KEYS:
         raise ValueError(f"column {field.name} cannot be in the key: it is {type_name(oid)}")
-    return Column(field.name, oid, typmod, key=key)
+    return Column(field.name, oid, typmod, key=key, outline=_outline(field) if oid == pgtypes.JSONB else "")
+
+
+def _outline(field: pa.Field) -> str:
+    text = str((field.metadata or {}).get(OUTLINE_METADATA, b""), "utf-8", "replace")
+    try:
+        outline_of(text)
+    except ValueError:
+        raise ValueError(f"column {field.name} has an outline that cannot be read") from None
+    return text
 
 
 def _type(field: pa.Field) -> tuple[int, int]:
@@ -130,23 +141,29 @@ def numbered(table: Table, known: Table | None, position: int) -> Table:
 
 def fields_of(table: Table) -> list[pa.Field]:
     """The Arrow fields that ``table_for`` makes these columns of."""
-    return [pa.field(column.name, arrow_type(column), metadata=_metadata(column.type_oid)) for column in table.columns]
+    return [
+        pa.field(column.name, arrow_type(column), metadata=_metadata(column.type_oid, column.outline)) for column in table.columns
+    ]
 
 
-def typed(structure: Structure) -> Mapping[bytes, bytes] | None:
-    """The metadata of a field whose texts are such values; None for values that a topic has as they are, or as texts."""
+def typed(structure: Structure, outline: str = "") -> Mapping[bytes, bytes] | None:
+    """The metadata of a field whose texts are such values; None for values that a topic has as they are, or as texts.
+
+    ``outline``: of JSON, what its documents look like.
+    """
     match structure:
         case Scalar(ScalarType.JSON | ScalarType.JSONB):
-            return JSONB
+            return _metadata(pgtypes.JSONB, outline)
         case ArrayOf(Scalar(element), ","):
             with suppress(KeyError):
                 return _metadata(array_oid(ScalarType.TEXT if element is ScalarType.VARCHAR else element))
     return None
 
 
-def _metadata(oid: int) -> dict[bytes, bytes] | None:
+def _metadata(oid: int, outline: str = "") -> dict[bytes, bytes] | None:
     name = next((name for name, of in _TEXTS.items() if of == oid), None)
-    return None if name is None else {TYPE_METADATA: name.encode()}
+    found = None if name is None else {TYPE_METADATA: name.encode()}
+    return found | {OUTLINE_METADATA: outline.encode()} if found is not None and outline else found
 
 
 def type_name(oid: int) -> str:

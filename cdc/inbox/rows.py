@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cdc.errors import ConfigError
-from cdc.inbox.definition import JSONB, fields_of, table_for
+from cdc.inbox.definition import JSONB, TYPE_METADATA, fields_of, table_for
 from cdc.inbox.rowchecks import DELETE, UPSERT, check_rows
 from cdc.model.batch import OP
 from cdc.model.table import Table
@@ -225,7 +225,7 @@ def _array(field: pa.Field, values: Sequence[Any]) -> pa.Array:
     something else.
     """
     kind = field.type
-    if field.metadata == JSONB:
+    if (field.metadata or {}).get(TYPE_METADATA) == JSONB[TYPE_METADATA]:
         return pa.array([None if value is None else _json_text(value) for value in values], pa.utf8())
     kinds = {_kind(value) for value in values if value is not None}
     taken = next((taken for known, taken in _TAKEN if known.equals(kind)), frozenset(("str",)))

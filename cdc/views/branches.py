@@ -40,6 +40,9 @@ class BranchPlanner:
             for (name, column), same in zip(first.names.items(), same_fields, strict=True)
         }
         made = list(names.values())
+        for number, column in enumerate(made):
+            outlines = [self._book.outlines.get(columns[number].name) for columns in lists]
+            self._book.outlines[column.name] = outlines[0] if all(outline == outlines[0] for outline in outlines) else None
         key = {made[place].name}
         for select, relation, columns in zip(query.selects, branches, lists, strict=True):
             places = {column.name: number for number, column in reversed(list(enumerate(columns)))}

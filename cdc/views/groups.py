@@ -12,6 +12,7 @@ from cdc.expressions.objects import SHOWN
 from cdc.expressions.pgtype import INT8, INTEGERS, JSONB, NUMERIC, TEXT, opaque
 from cdc.expressions.refusal import PartRefused
 from cdc.expressions.syntax import Collated, Name, NumberLiteral, Quoted, Syntax
+from cdc.model.outline import Items
 from cdc.views.columns import ORDERED, PlanColumns, PlannedRelation, Scope, TopicInFrom, filtered_by
 from cdc.views.parts import bare, outermost_aggregates, plain, replaced, walk
 from cdc.views.plan import Aggregate, GroupNode, Node, Order, PlanColumn, has_scale
@@ -183,7 +184,10 @@ class GroupPlanner:
     def _made(self, at: int, name: str, syntax: Syntax, argument: PlanColumn, distinct: bool) -> PlanColumn:
         """The aggregate's column."""
         if name != "array_agg":
-            return self._book.column(self._result(at, name, syntax, argument, distinct))
+            column = self._book.column(self._result(at, name, syntax, argument, distinct))
+            if name == "jsonb_agg":
+                self._book.outlines[column.name] = Items(self._book.outline(argument))
+            return column
         if argument.kind.name not in ELEMENTS:
             raise PartRefused(at, f"array_agg of {argument.kind} is not kept up", f"it is of {', '.join(ELEMENTS)}")
         field = array_field(argument.kind)

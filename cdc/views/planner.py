@@ -9,6 +9,7 @@ from typing import Final
 from cdc.expressions import BOOL, Expression
 from cdc.expressions.refusal import PartRefused, near
 from cdc.expressions.syntax import Name, NumberLiteral, Operation, Quoted, Syntax
+from cdc.model.outline import Outline
 from cdc.model.topic import TopicSchema
 from cdc.views.branches import BranchPlanner
 from cdc.views.columns import PlanColumns, PlannedRelation, Scope, TopicInFrom, filtered_by
@@ -48,6 +49,11 @@ class Planner:
     def knowledge(self) -> Knowledge:
         """The facts about the plan's columns."""
         return self._book.knowledge
+
+    @property
+    def outlines(self) -> Mapping[str, Outline]:
+        """The outlines of columns of JSON, by number."""
+        return self._book.outlines
 
     def query(self, query: QuerySyntax) -> PlannedRelation:
         """Raises PartRefused."""

@@ -5,9 +5,7 @@ Postgres answers to the view's SQL.
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,13 +15,12 @@ import pytest
 
 from cdc.client.wait import wait
 from cdc.derive.declarations import declared_views
-from cdc.derive.process import run_view
 from cdc.embedded.postgres import Postgres
 from cdc.log.home import open_reader
 from cdc.settings.file import load
 from sinks import options_model
 from tests.conftest import Cache
-from tests.integration.pipeline import service
+from tests.integration.pipeline import kept_up, service
 
 DEADLINE_S = 240.0
 JOINED = """select o.id, c.name, o.amount, o.note from public.orders o join public.customers c on c.id = o.customer_id"""
@@ -103,26 +100,6 @@ class Shop:
             assert self.shown(view) == self.expected(view, sql), view
         assert self.shown("nested") == self.expected("nested", declared_views(self.settings)["nested"].query.sql)
 
-    @contextmanager
-    def views(self) -> Iterator[None]:
-        """Each in a thread of its own."""
-        stop = threading.Event()
-        declared = declared_views(self.settings)
-
-        def keep_up(name: str) -> None:
-            run_view(name, declared[name], self.settings.log.dir, self.settings.run_dir, stop)
-
-        threads = [threading.Thread(target=keep_up, args=(name,)) for name in declared]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join(60)
-            assert not any(thread.is_alive() for thread in threads)
-
 
 @pytest.fixture
 def shop(postgres_server: Postgres, valkey: Cache, tmp_path: Path) -> Shop:
@@ -152,7 +129,7 @@ def transaction(source: psycopg.Connection, dice: Random) -> None:
 
 def test_a_store_of_views_shows_what_postgres_answers_at_every_wait(shop: Shop, seed: int) -> None:
     dice = Random(seed)
-    with service(shop.settings), shop.views(), shop.source() as source:
+    with service(shop.settings), kept_up(shop.settings), shop.source() as source:
         shop.wait()
         shop.equal()
         for _ in range(6):

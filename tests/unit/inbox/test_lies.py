@@ -87,6 +87,13 @@ LIES: dict[str, tuple[list[pa.RecordBatch], str]] = {
             ("timestamptz[]", '{"2024-02-29 06:30:00"}'),
         )
     },
+    **{
+        f"the outline {text[:40]}": (
+            typed(pa.field("doc", pa.utf8(), metadata={**JSONB, b"cdc.outline": text.encode()}), ["{}", "{}"]),
+            "an outline that cannot be read",
+        )
+        for text in (SECRET, "{}", '"int"', '{"items": 7}', '{"members": {"a": []}}', '{"items":' * 1000, '{"items":' * 30 + "null" + "}" * 30)
+    },
     "JSON without a bottom": (typed(pa.field("doc", pa.utf8(), metadata=JSONB), ["{}", "[" * 100_000]), "not JSON"),
     "a time behind all years": (typed(pa.field("at", pa.timestamp("us", tz="UTC")), [0, 2**62]), "the years 1 to 9999"),
     "a date before all years": (typed(pa.field("at", pa.date32()), [date(1, 1, 1), -(2**31)]), "the years 1 to 9999"),
