@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from cdc.derive.ports import TextTypes
 from cdc.errors import ConfigError
 from cdc.expressions.refusal import PartRefused
-from cdc.model.structure import Scalar, ScalarType
+from cdc.inbox.definition import typed
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import Settings
 from cdc.settings.views import View, topic_of
@@ -25,7 +26,6 @@ from cdc.views.syntax import QuerySyntax, TableName
 
 MEMORY: Final = "256MB"
 """The most that a kernel's engine holds in memory; the rest lies on the disk. Pages of the rows that it keeps are beside that (``cdc.views.state.PAGES_KB``)."""
-_JSON: Final = (ScalarType.JSON, ScalarType.JSONB)
 _DEFAULT_SCHEMA: Final = "public"
 """Where a table is whose schema is not written."""
 
@@ -132,10 +132,9 @@ class BoundSql:
         return self.definition.key
 
     @cached_property
-    def json(self) -> Collection[str]:
-        return frozenset(
-            one.name for one in self.definition.fields if isinstance(one.structure, Scalar) and one.structure.type in _JSON
-        )
+    def typed(self) -> TextTypes:
+        plain = (one for one in self.definition.fields if not (one.defined or one.protected))
+        return {one.name: said for one in plain if (said := typed(one.structure, one.outline)) is not None}
 
     def open(self, folder: Path) -> Kernel:
         return SqlKernel(self.definition, folder, MEMORY)

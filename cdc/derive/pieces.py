@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.derive.ports import TextTypes
 from cdc.errors import Stopped, StopState
-from cdc.inbox.definition import JSONB, table_for
+from cdc.inbox.definition import table_for
 from cdc.inbox.rowchecks import DELETE, UPSERT
 from cdc.inbox.rows import topic_columns
 from cdc.model.batch import EXACT, OP
 from cdc.model.table import Table
 from cdc.views.contract import Delta
 
+_NONE: Final[TextTypes] = {}
 MAX_ROWS: Final = 200_000
 MAX_BYTES: Final = 24 * 2**20
 """The size of one group, as Arrow counts it; the inbox takes 64 MiB."""
 
 
-def pieces(delta: Delta, key: Sequence[str], json: Collection[str] = ()) -> list[list[pa.RecordBatch]]:
-    """``json``: the columns whose texts are JSON. The groups, each as batches with ``OP`` first: rows in their order, then the keys that are gone. Raises Stopped for a key that is NULL."""
-    rows = _as_topic(delta.rows, json)
+def pieces(delta: Delta, key: Sequence[str], typed: TextTypes = _NONE) -> list[list[pa.RecordBatch]]:
+    """The groups, each as batches with ``OP`` first: rows in their order, then the keys that are gone. Raises Stopped for a key that is NULL."""
+    rows = _as_topic(delta.rows, typed)
     for name in key:
         if rows.column(name).null_count or delta.gone.column(name).null_count:
             raise Stopped(
@@ -40,9 +42,9 @@ def pieces(delta: Delta, key: Sequence[str], json: Collection[str] = ()) -> list
     return [whole.slice(at, step).combine_chunks().to_batches() for at in range(0, len(whole), step)]
 
 
-def rowless(rows: pa.Table, json: Collection[str] = ()) -> list[pa.RecordBatch]:
+def rowless(rows: pa.Table, typed: TextTypes = _NONE) -> list[pa.RecordBatch]:
     """The batches of a group that tells how such rows are defined, and has none."""
-    schema = _with_op(_as_topic(rows.slice(0, 0), json), UPSERT).schema
+    schema = _with_op(_as_topic(rows.slice(0, 0), typed), UPSERT).schema
     return [pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)]
 
 
@@ -54,9 +56,9 @@ def _step(whole: pa.Table) -> int:
     return max(1, min(MAX_ROWS, int(MAX_BYTES / max(each, 1.0))))
 
 
-def topic_table(topic: str, rows: pa.Table, key: Sequence[str], json: Collection[str] = ()) -> Table:
+def topic_table(topic: str, rows: pa.Table, key: Sequence[str], typed: TextTypes = _NONE) -> Table:
     """The topic's definition as rows of these columns bring it."""
-    return table_for(topic, list(_as_topic(rows.slice(0, 0), json).schema), key)
+    return table_for(topic, list(_as_topic(rows.slice(0, 0), typed).schema), key)
 
 
 def _with_op(rows: pa.Table, op: str) -> pa.Table:
@@ -71,13 +73,13 @@ def _with_every_column(keys: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _as_topic(rows: pa.Table, json: Collection[str]) -> pa.Table:
+def _as_topic(rows: pa.Table, typed: TextTypes) -> pa.Table:
     if EXACT in rows.column_names:
         if rows.column(EXACT).null_count < len(rows):
             raise _not_exact(rows)
         rows = rows.drop_columns([EXACT])
     found = topic_columns(rows, None)
-    fields = [one.with_metadata(dict(JSONB)) if one.name in json else one for one in found.schema]
+    fields = [one.with_metadata(dict(typed[one.name])) if one.name in typed else one for one in found.schema]
     return found.cast(pa.schema(fields))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from cdc.model.topic import TopicSchema
 from cdc.views.contract import Kernel
+
+TextTypes = Mapping[str, Mapping[bytes, bytes]]
+"""Column → the metadata that says in the inbox what its texts are (``cdc.inbox.definition.typed``)."""
 
 
 class DeclaredView(Protocol):
@@ -47,8 +50,8 @@ class BoundView(Protocol):
         ...
 
     @property
-    def json(self) -> Collection[str]:
-        """The columns of the view whose texts are JSON."""
+    def typed(self) -> TextTypes:
+        """The columns of the view whose texts are values of another type."""
         ...
 
     def open(self, folder: Path) -> Kernel:

@@ -322,7 +322,7 @@ class ViewRunner:
     def _groups(self, output: Delta) -> list[list[pa.RecordBatch]]:
         if output.emptied:
             output = difference(output.rows, self._held(), self._bound.view.key)
-        return pieces(output, self._bound.view.key, self._bound.view.json)
+        return pieces(output, self._bound.view.key, self._bound.view.typed)
 
     def _hand_over(self, groups: list[list[pa.RecordBatch]], mark: ViewMark, done: int = 0) -> None:
         """All but the first ``done`` groups of the mark's range; the last one carries the mark itself."""
@@ -373,7 +373,7 @@ class ViewRunner:
     def _refuse_other_shape(self, rows: pa.Table) -> None:
         """Raises Stopped where the topic, as it is in the log, cannot go on with rows of these columns and with this key."""
         known, view = self._known(), self._bound.view
-        why = None if known is None else refuses(known, topic_table(self.topic, rows, view.key, view.json))
+        why = None if known is None else refuses(known, topic_table(self.topic, rows, view.key, view.typed))
         if why is not None:
             raise Stopped(
                 StopState.VIEW_REFUSED,
@@ -409,9 +409,9 @@ class ViewRunner:
     def _reconcile(self, cut: Position) -> None:
         """Hands over what the topic lacks of the state's rows, and what it has beyond them."""
         view, rows = self._bound.view, self._state.kernel.rows()
-        found = pieces(difference(rows, self._held(), view.key), view.key, view.json)
+        found = pieces(difference(rows, self._held(), view.key), view.key, view.typed)
         if not found and self._known() is None:
-            found = [rowless(rows, view.json)]  # what reads the view has to know how it is defined
+            found = [rowless(rows, view.typed)]  # what reads the view has to know how it is defined
         self.at = cut
         # A mark that stands already cannot be handed over again.
         mark = ViewMark(self._bound.digest, START, cut)

@@ -13,6 +13,7 @@ timestamp[us], … with UTC      timestamp, …tz      yes
 binary                         bytea               yes
 utf8                           text                yes
 utf8, ``cdc.type`` = jsonb     jsonb               no: one value has many texts
+utf8, ``cdc.type`` = bigint[]  bigint[]            no; of each type of ``ARRAYS``
 =============================  ==================  ==================================
 """
 
@@ -20,22 +21,38 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
 
+from cdc.inbox.arraychecks import ELEMENTS
 from cdc.model import pgtypes
 from cdc.model.batch import reserved_column
+from cdc.model.outline import outline_of
 from cdc.model.pgtypes import arrow_type
+from cdc.model.structure import ArrayOf, Scalar, ScalarType, Structure, array_oid
 from cdc.model.table import Column, Table, derived_number
 
+_NAMES: Final = {
+    pgtypes.BOOL: "boolean", pgtypes.INT2: "smallint", pgtypes.INT4: "integer", pgtypes.INT8: "bigint", pgtypes.FLOAT4: "real",
+    pgtypes.FLOAT8: "double precision", pgtypes.DATE: "date", pgtypes.TIME: "time", pgtypes.TIMESTAMP: "timestamp",
+    pgtypes.TIMESTAMPTZ: "timestamptz", pgtypes.BYTEA: "bytea", pgtypes.TEXT: "text", pgtypes.JSONB: "jsonb", pgtypes.NUMERIC: "numeric",
+    pgtypes.UUID: "uuid",
+}  # fmt: skip
 MAX_COLUMNS: Final = 1600
 MAX_COLUMN_BYTES: Final = 63
 TYPE_METADATA: Final = b"cdc.type"
+OUTLINE_METADATA: Final = b"cdc.outline"
 JSONB: Final[Mapping[bytes, bytes]] = {TYPE_METADATA: b"jsonb"}
 """The metadata of a field whose texts are JSON."""
+ARRAYS: Final[Mapping[str, int]] = {f"{_NAMES[getattr(pgtypes, one.name)]}[]": array_oid(one) for one in ELEMENTS}
+"""The arrays' names in such a metadata, and their types' numbers."""
+_ARRAY_NAMES: Final = {oid: name for name, oid in ARRAYS.items()}
 
+_TEXTS: Final[Mapping[str, int]] = {"jsonb": pgtypes.JSONB, **ARRAYS}
+"""What a text can be beside itself."""
 _NUMBERS_AT_A_POSITION: Final = 2**11  # more than MAX_COLUMNS
 _PART: Final = r"[a-z_][a-z0-9_]{0,47}"
 _TOPIC: Final = re.compile(rf"({_PART})\.({_PART})")
@@ -53,7 +70,7 @@ _OIDS: Final[Sequence[tuple[pa.DataType, int]]] = (
     (pa.binary(), pgtypes.BYTEA),
     (pa.utf8(), pgtypes.TEXT),
 )
-_NOT_IN_KEYS: Final = frozenset((pgtypes.FLOAT4, pgtypes.FLOAT8, pgtypes.JSONB))
+_NOT_IN_KEYS: Final = frozenset((pgtypes.FLOAT4, pgtypes.FLOAT8, pgtypes.JSONB, *_ARRAY_NAMES))
 
 
 def split_topic(topic: str) -> tuple[str, str]:
@@ -89,16 +106,25 @@ def _column(field: pa.Field, key: bool) -> Column:
     oid, typmod = _type(field)
     if key and oid in _NOT_IN_KEYS:
         raise ValueError(f"column {field.name} cannot be in the key: it is {type_name(oid)}")
-    return Column(field.name, oid, typmod, key=key)
+    return Column(field.name, oid, typmod, key=key, outline=_outline(field) if oid == pgtypes.JSONB else "")
+
+
+def _outline(field: pa.Field) -> str:
+    text = str((field.metadata or {}).get(OUTLINE_METADATA, b""), "utf-8", "replace")
+    try:
+        outline_of(text)
+    except ValueError:
+        raise ValueError(f"column {field.name} has an outline that cannot be read") from None
+    return text
 
 
 def _type(field: pa.Field) -> tuple[int, int]:
-    kind, json = field.type, (field.metadata or {}).get(TYPE_METADATA) == b"jsonb"
+    kind, said = field.type, (field.metadata or {}).get(TYPE_METADATA, b"").decode(errors="replace")
     if pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision:
         return pgtypes.NUMERIC, (kind.precision << 16 | kind.scale) + 4
     for known, oid in _OIDS:
         if kind.equals(known):
-            return (pgtypes.JSONB if json and oid == pgtypes.TEXT else oid), -1
+            return (_TEXTS.get(said, oid) if oid == pgtypes.TEXT else oid), -1
     raise ValueError(f"column {field.name} has a type that a topic cannot have; docs/inbox.md lists those that it can")
 
 
@@ -116,21 +142,33 @@ def numbered(table: Table, known: Table | None, position: int) -> Table:
 def fields_of(table: Table) -> list[pa.Field]:
     """The Arrow fields that ``table_for`` makes these columns of."""
     return [
-        pa.field(column.name, arrow_type(column), metadata=dict(JSONB) if column.type_oid == pgtypes.JSONB else None)
-        for column in table.columns
+        pa.field(column.name, arrow_type(column), metadata=_metadata(column.type_oid, column.outline)) for column in table.columns
     ]
+
+
+def typed(structure: Structure, outline: str = "") -> Mapping[bytes, bytes] | None:
+    """The metadata of a field whose texts are such values; None for values that a topic has as they are, or as texts.
+
+    ``outline``: of JSON, what its documents look like.
+    """
+    match structure:
+        case Scalar(ScalarType.JSON | ScalarType.JSONB):
+            return _metadata(pgtypes.JSONB, outline)
+        case ArrayOf(Scalar(element), ","):
+            with suppress(KeyError):
+                return _metadata(array_oid(ScalarType.TEXT if element is ScalarType.VARCHAR else element))
+    return None
+
+
+def _metadata(oid: int, outline: str = "") -> dict[bytes, bytes] | None:
+    name = next((name for name, of in _TEXTS.items() if of == oid), None)
+    found = None if name is None else {TYPE_METADATA: name.encode()}
+    return found | {OUTLINE_METADATA: outline.encode()} if found is not None and outline else found
 
 
 def type_name(oid: int) -> str:
     """The type's name, for people."""
-    return _NAMES[oid]
-
-
-_NAMES: Final = {
-    pgtypes.BOOL: "boolean", pgtypes.INT2: "smallint", pgtypes.INT4: "integer", pgtypes.INT8: "bigint", pgtypes.FLOAT4: "real",
-    pgtypes.FLOAT8: "double precision", pgtypes.DATE: "date", pgtypes.TIME: "time", pgtypes.TIMESTAMP: "timestamp",
-    pgtypes.TIMESTAMPTZ: "timestamptz", pgtypes.BYTEA: "bytea", pgtypes.TEXT: "text", pgtypes.JSONB: "jsonb", pgtypes.NUMERIC: "numeric",
-}  # fmt: skip
+    return _ARRAY_NAMES.get(oid) or _NAMES[oid]
 
 
 def refuses(known: Table, new: Table) -> str | None:

@@ -12,8 +12,11 @@ from typing import Final, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.inbox.arraychecks import check_arrays
+from cdc.inbox.definition import type_name
 from cdc.model import pgtypes
 from cdc.model.batch import OP
+from cdc.model.structure import ArrayOf, Scalar, of_oid
 from cdc.model.table import Column, Table
 
 UPSERT: Final = "u"
@@ -64,6 +67,12 @@ def _check_values(column: Column, values: pa.Array) -> None:
             check_json(values.to_pylist())
         except ValueError:
             raise ValueError(f"column {column.name} holds a text that is not JSON") from None
+    structure = of_oid(column.type_oid)
+    if isinstance(structure, ArrayOf) and isinstance(structure.element, Scalar):
+        try:
+            check_arrays(values.to_pylist(), structure.element.type)
+        except ValueError:
+            raise ValueError(f"column {column.name} holds a text that is not {type_name(column.type_oid)}") from None
     bounds = _BOUNDS.get(column.type_oid)
     if bounds is not None and len(values) > values.null_count:
         number, least, most = bounds

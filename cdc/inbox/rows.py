@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cdc.errors import ConfigError
-from cdc.inbox.definition import JSONB, fields_of, table_for
+from cdc.inbox.definition import JSONB, TYPE_METADATA, fields_of, table_for
 from cdc.inbox.rowchecks import DELETE, UPSERT, check_rows
 from cdc.model.batch import OP
 from cdc.model.table import Table
@@ -76,9 +76,9 @@ def topic_columns(found: pa.Table, known: Table | None) -> pa.Table:
     """
     arrays: list[pa.ChunkedArray | pa.Array] = []
     fields = []
-    json_columns = {field.name for field in (fields_of(known) if known else ()) if field.metadata}
+    said = {field.name: field.metadata for field in (fields_of(known) if known else ()) if field.metadata}
     for field, values in zip(found.schema, found.columns, strict=True):
-        kind, metadata = field.type, dict(JSONB) if field.name in json_columns else None
+        kind, metadata = field.type, said.get(field.name)
         if pa.types.is_dictionary(kind):
             values = values.cast(kind.value_type)
             kind = kind.value_type
@@ -225,7 +225,7 @@ def _array(field: pa.Field, values: Sequence[Any]) -> pa.Array:
     something else.
     """
     kind = field.type
-    if field.metadata:
+    if (field.metadata or {}).get(TYPE_METADATA) == JSONB[TYPE_METADATA]:
         return pa.array([None if value is None else _json_text(value) for value in values], pa.utf8())
     kinds = {_kind(value) for value in values if value is not None}
     taken = next((taken for known, taken in _TAKEN if known.equals(kind)), frozenset(("str",)))

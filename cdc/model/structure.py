@@ -110,6 +110,7 @@ _TEXT: Final = Scalar(ScalarType.TEXT)
 _SCALARS: Final[Mapping[int, ScalarType]] = {
     getattr(pgtypes, known.name): known for known in ScalarType if known is not ScalarType.OTHER
 }
+_OIDS: Final[Mapping[ScalarType, int]] = {known: oid for oid, known in _SCALARS.items()}
 _NAMED: Final[Mapping[str, ScalarType]] = {str(known): known for known in _SCALARS.values()}
 
 # Array type → element type, of the server's own (pg_type.typarray).
@@ -122,10 +123,16 @@ _ARRAYS: Final[Mapping[int, int]] = {
     3905: 3904, 3907: 3906, 3909: 3908, 3911: 3910, 3913: 3912, 3927: 3926, 4073: 4072, 4090: 4089, 4097: 4096, 4192: 4191, 5039: 5038,
     6150: 4451, 6151: 4532, 6152: 4533, 6153: 4534, 6155: 4535, 6157: 4536,
 }  # fmt: skip
+_OF_ELEMENTS: Final[Mapping[int, int]] = {element: array for array, element in _ARRAYS.items()}
 _RANGES: Final[Mapping[int, int]] = {3904: 23, 3906: 1700, 3908: 1114, 3910: 1184, 3912: 1082, 3926: 20}
 _MULTIRANGES: Final[Mapping[int, int]] = {4451: 23, 4532: 1700, 4533: 1114, 4534: 1184, 4535: 1082, 4536: 20}
 _BOX_ARRAY: Final = 1020
 """The one of them whose elements are not separated by commas."""
+
+
+def array_oid(element: ScalarType) -> int:
+    """The type number of the server's own arrays of these values. Raises KeyError for one of OTHER types."""
+    return _OF_ELEMENTS[_OIDS[element]]
 
 
 def structure_of(column: Column) -> Structure:

@@ -39,6 +39,8 @@ class Column:
     """The policy that stands between the source's values and these (``mask``, ``hmac:KEYID``, ``encrypt:KEYID``; ``cdc.privacy.policies``)."""
     structure: str = ""
     """The structure of a type that is not the server's own (``cdc.model.structure``); empty where its values are plain text to us."""
+    outline: str = ""
+    """Of JSON, what its documents look like (``cdc.model.outline``); empty where nobody knows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +96,7 @@ class Table(JsonValue):
     def _json(self) -> str:
         # Asked for with every small batch, and asdict copies every value on its way.
         facts = {field: getattr(self, field) for field in _TABLE_FIELDS}
-        facts["columns"] = [{field: getattr(column, field) for field in _COLUMN_FIELDS} for column in self.columns]
+        facts["columns"] = [_column_facts(column) for column in self.columns]
         return json.dumps(facts, separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
@@ -111,4 +113,9 @@ def one(table: Table) -> Table:
 
 
 _TABLE_FIELDS = tuple(field.name for field in fields(Table))
-_COLUMN_FIELDS = tuple(field.name for field in fields(Column))
+_COLUMN_FIELDS = tuple(field.name for field in fields(Column) if field.name != "outline")
+
+
+def _column_facts(column: Column) -> dict[str, object]:
+    facts: dict[str, object] = {field: getattr(column, field) for field in _COLUMN_FIELDS}
+    return facts | {"outline": column.outline} if column.outline else facts

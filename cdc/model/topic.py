@@ -55,6 +55,8 @@ class TopicField:
     """Its name at the source, where the store has another."""
     path: tuple[str, ...] = ()
     """Where it stands in a store's documents, from the outermost object inwards; empty: under its own name."""
+    outline: str = ""
+    """Of JSON, what its documents look like (``cdc.model.outline``); empty where nobody knows."""
 
     @property
     def computed(self) -> bool:
@@ -83,6 +85,7 @@ class TopicField:
             f"{column.type_oid}.{column.typmod}",
             column.type_oid >= FIRST_OWN_TYPE,
             column.protected,
+            outline=column.outline,
         )
 
     def to_raw(self) -> dict[str, Any]:
@@ -97,8 +100,8 @@ class TopicField:
 
 
 _PLAIN: Final = ("name", "key", "origin", "type_name", "source_type", "defined", "protected")
-_HELD: Final[Mapping[str, Any]] = {"shown": True, "column": "", "path": ()}
-"""What a store's choice of its columns adds, and what it is without one."""
+_HELD: Final[Mapping[str, Any]] = {"shown": True, "column": "", "path": (), "outline": ""}
+"""What most fields are: a store's choice of its columns adds the others, and what is known of a document."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.expressions.arraytexts import element_texts
 from cdc.expressions.decimals import ARITHMETIC, text_of
 from cdc.expressions.objects import jsonb_texts, order_of_name
 from cdc.expressions.objects import quoted as in_json
@@ -55,10 +56,17 @@ def sliced(number: int, one: Aggregate) -> tuple[list[str], Finish]:
     kind = one.argument.kind
     if one.label is not None:
         return _object(one, name, kind, there, order)
-    return [f"list({value}{order}) {where(there)} AS {name}"], lambda parts: _arrays(kind, parts[name])
+    made = _arrays if one.name == "array_agg" else _json_arrays
+    return [f"list({value}{order}) {where(there)} AS {name}"], lambda parts: made(kind, parts[name])
 
 
 def _arrays(kind: PgType, lists: pa.Array) -> pa.Array:
+    """array_agg of each list, whose values are of this type."""
+    pieces = pa.ListArray.from_arrays(lists.offsets, element_texts(kind, lists.values), mask=lists.is_null())
+    return pc.binary_join_element_wise("{", pc.binary_join(pieces, ","), "}", "")
+
+
+def _json_arrays(kind: PgType, lists: pa.Array) -> pa.Array:
     """jsonb_agg of each list, whose values are of this type."""
     pieces = pa.ListArray.from_arrays(lists.offsets, jsonb_texts(kind, lists.values), mask=lists.is_null())
     return pc.binary_join_element_wise("[", pc.binary_join(pieces, ", "), "]", "")

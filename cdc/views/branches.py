@@ -36,10 +36,13 @@ class BranchPlanner:
         place = self._branch_place(query, lists)
         same_fields = [all(alike(column, columns[0]) for column in columns) for columns in zip(*lists, strict=True)]
         names = {
-            name: self._book.column(column.kind, column if same else None)
+            name: self._book.column(column.kind, column.field if same else None)
             for (name, column), same in zip(first.names.items(), same_fields, strict=True)
         }
         made = list(names.values())
+        for number, column in enumerate(made):
+            outlines = [self._book.outlines.get(columns[number].name) for columns in lists]
+            self._book.outlines[column.name] = outlines[0] if all(outline == outlines[0] for outline in outlines) else None
         key = {made[place].name}
         for select, relation, columns in zip(query.selects, branches, lists, strict=True):
             places = {column.name: number for number, column in reversed(list(enumerate(columns)))}

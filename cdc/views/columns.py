@@ -13,7 +13,9 @@ from cdc.expressions import Expression, PgType, type_of
 from cdc.expressions.expression import checked
 from cdc.expressions.refusal import PartRefused, near
 from cdc.expressions.syntax import Collated, Name, NumberLiteral, Quoted, Syntax, Truth
-from cdc.model.topic import TopicSchema
+from cdc.model.outline import Outline, outline_of
+from cdc.model.topic import TopicField, TopicSchema
+from cdc.views.outlines import outline_of_syntax, outline_of_value
 from cdc.views.parts import bare, plain, replaced, walk
 from cdc.views.plan import ComputedNode, FilterNode, Key, Knowledge, LeafNode, Node, Order, PlanColumn, has_scale
 from cdc.views.syntax import AggregateCall, ColumnName, OrderItem, RowNumberCall, SelectItem
@@ -57,10 +59,12 @@ class PlanColumns:
         self.knowledge = Knowledge()
         self.kinds: dict[str, PlanColumn] = {}
         """By name."""
+        self.outlines: dict[str, Outline] = {}
+        """Of columns of JSON, by name, where anything is known of their documents."""
 
-    def column(self, kind: PgType, source: PlanColumn | None = None) -> PlanColumn:
+    def column(self, kind: PgType, field: TopicField | None = None) -> PlanColumn:
         self._made += 1
-        made = PlanColumn(f"x{self._made}", kind, None if source is None else source.field)
+        made = PlanColumn(f"x{self._made}", kind, field)
         self.kinds[made.name] = made
         return made
 
@@ -74,6 +78,7 @@ class PlanColumns:
             found = PlanColumn(f"x{self._made}", type_of(one), one)
             self.kinds[found.name] = found
             topic.leaf.columns[name] = found
+            self.outlines[found.name] = outline_of(one.outline)
         return found
 
     def found(self, scope: Scope, at: int, table: str, name: str) -> PlanColumn:
@@ -146,10 +151,19 @@ class PlanColumns:
                 column = self.column(expression.type)
                 if isinstance(syntax, Quoted | NumberLiteral | Truth):
                     self.knowledge.constants[column.name] = repr(alone)
+                if expression.type.name == "jsonb":
+                    self.outlines[column.name] = outline_of_syntax(syntax, self.outlines, self._kind)
                 known[alone] = column
                 made.append((column, expression))
             found.append(known[alone])
         return (ComputedNode(node, tuple(made), node.key, node.keys) if made else node), found
+
+    def _kind(self, syntax: Syntax) -> PgType:
+        return self.kinds[syntax.name].kind if isinstance(syntax, Name) else self.expression(syntax).type
+
+    def outline(self, column: PlanColumn) -> Outline:
+        """That of the column's values within a document."""
+        return outline_of_value(column.kind, self.outlines.get(column.name))
 
     def has_equality(self, at: int, column: PlanColumn, what: str) -> None:
         kind = column.kind

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cdc.expressions import scalar_of
 from cdc.expressions.refusal import PartRefused, near
+from cdc.model.outline import Outline, outline_text
 from cdc.model.structure import Scalar
 from cdc.model.topic import COMPUTED_TYPE, TopicField, TopicSchema
 from cdc.views.contract import ViewRefused
@@ -26,11 +27,14 @@ class ViewDefinition:
     columns: Mapping[str, PlanColumn]
     """The view's columns in order."""
     node: Node
+    outlines: Mapping[str, Outline]
+    """Of columns of JSON, by name, what their documents look like."""
 
     @cached_property
     def fields(self) -> tuple[TopicField, ...]:
         """The view's fields, as its topic has them."""
-        return tuple(_field(name, column, name in self.key) for name, column in self.columns.items())
+        fields = (_field(name, column, name in self.key) for name, column in self.columns.items())
+        return tuple(replace(one, outline=outline_text(self.outlines.get(one.name))) for one in fields)
 
     @cached_property
     def reads(self) -> Mapping[str, tuple[str, ...]]:
@@ -62,7 +66,8 @@ def define(
         placed = refusal.placed(sql)
         shown = f"{places[placed.place[0] - 1]}: {refusal}" if places else str(placed)
         raise ViewRefused(f"view {name}, {shown}", hint=placed.hint) from None
-    return ViewDefinition(name, sql, tuple(key), relation.names, relation.node)
+    outlines = {shown: planner.outlines.get(column.name) for shown, column in relation.names.items()}
+    return ViewDefinition(name, sql, tuple(key), relation.names, relation.node, outlines)
 
 
 def _check_key(name: str, key: Sequence[str], names: Mapping[str, PlanColumn], node: Node, knowledge: Knowledge) -> None:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Final
 
 from cdc.expressions import BOOL, PgType
+from cdc.expressions.arraytexts import ELEMENTS, array_field
 from cdc.expressions.objects import SHOWN
-from cdc.expressions.pgtype import INT8, INTEGERS, JSONB, NUMERIC, TEXT
+from cdc.expressions.pgtype import INT8, INTEGERS, JSONB, NUMERIC, TEXT, opaque
 from cdc.expressions.refusal import PartRefused
 from cdc.expressions.syntax import Collated, Name, NumberLiteral, Quoted, Syntax
-from cdc.views.columns import ORDERED, PlanColumns, PlannedRelation, Scope, filtered_by
+from cdc.model.outline import Items
+from cdc.views.columns import ORDERED, PlanColumns, PlannedRelation, Scope, TopicInFrom, filtered_by
 from cdc.views.parts import bare, outermost_aggregates, plain, replaced, walk
 from cdc.views.plan import Aggregate, GroupNode, Node, Order, PlanColumn, has_scale
 from cdc.views.syntax import AggregateCall, ColumnName, Select
@@ -41,12 +43,17 @@ class GroupPlanner:
         grouping = {repr(plain(bare(one))): column for one, column in zip(by, groups, strict=True)}
         texts = [item.value for item in select.items] + ([select.having] if select.having is not None else [])
         resolved = [self._book.resolved(scope, one, "") for one in texts]
+        own = tuple(dict.fromkeys(groups))
+        for one in self._determined(scope, resolved, grouping, own):
+            groups.append(self._book.kinds[one.name])
+            self._book.has_equality(one.at, groups[-1], "GROUP BY")
+            grouping[repr(plain(one))] = groups[-1]
         aggregates: dict[str, Aggregate] = {}
         for call in (one for syntax in resolved for one in outermost_aggregates(syntax)):
             if repr(plain(call)) not in aggregates:
                 node, aggregates[repr(plain(call))] = self._aggregate(node, call, groups)
         distinct = tuple(dict.fromkeys(groups))
-        key = tuple(one.name for one in distinct)
+        key = tuple(one.name for one in own)
         of_all = tuple(aggregates.values())
         grouped = GroupNode(node, distinct, of_all, key, (frozenset(key),))
         if not distinct and not grouped.signed:
@@ -78,6 +85,26 @@ class GroupPlanner:
                 return self._book.resolved(scope, item.value, "GROUP BY")
         return self._book.resolved(scope, one, "GROUP BY")
 
+    def _determined(
+        self, scope: Scope, resolved: Sequence[Syntax], grouping: Mapping[str, PlanColumn], groups: Sequence[PlanColumn]
+    ) -> list[Name]:
+        """Columns that stand beside aggregates, of tables whose keys are grouped by: they have one value in each group."""
+        there = {one.name for one in groups}
+        tables = [one.leaf for one in scope.tables.values() if isinstance(one, TopicInFrom) and there.issuperset(one.leaf.key)]
+        known = {column.name for leaf in tables for column in leaf.columns.values()} - there
+        found: dict[str, Name] = {}
+
+        def look(one: Syntax) -> Syntax | None:
+            if isinstance(one, AggregateCall) or repr(plain(one)) in grouping:
+                return one
+            if isinstance(one, Name) and one.name in known:
+                found.setdefault(one.name, one)
+            return None
+
+        for one in resolved:
+            replaced(one, look)
+        return list(found.values())
+
     def _behind(self, syntax: Syntax, grouping: Mapping[str, PlanColumn], aggregates: Mapping[str, Aggregate]) -> Syntax:
         """The expression over the groups' columns."""
 
@@ -91,7 +118,7 @@ class GroupPlanner:
                 raise PartRefused(
                     one.at,
                     f"column {self._book.shown({one.name})} is neither in GROUP BY nor in an aggregate",
-                    "add it to GROUP BY, also where the key determines it",
+                    "add it to GROUP BY",
                 )
             return None
 
@@ -123,7 +150,7 @@ class GroupPlanner:
             )
         if call.order and name not in _ORDERED:
             raise PartRefused(call.order[0].at, f"ORDER BY changes nothing in {name}", "leave it out")
-        result = self._result(at, name, syntax, argument, call.distinct)
+        made = self._made(at, name, syntax, argument, call.distinct)
         orders: tuple[Order, ...] = ()
         separator: str | None = ""
         if name in _ORDERED:
@@ -145,7 +172,7 @@ class GroupPlanner:
             if not isinstance(constant, Quoted):
                 raise PartRefused(constant.at, "string_agg needs a constant between the texts")
             separator = constant.text
-        return node, Aggregate(self._book.column(result), name, argument, call.distinct, condition, orders, separator, label)  # type: ignore[arg-type]
+        return node, Aggregate(made, name, argument, call.distinct, condition, orders, separator, label)  # type: ignore[arg-type]
 
     def _label(self, node: Node, syntax: Syntax) -> tuple[Node, PlanColumn]:
         """The names of an object."""
@@ -153,6 +180,18 @@ class GroupPlanner:
         if label.kind.name != "text":
             raise PartRefused(syntax.at, f"the names of jsonb_object_agg are texts, and this is {label.kind}", "write x::text")
         return node, label
+
+    def _made(self, at: int, name: str, syntax: Syntax, argument: PlanColumn, distinct: bool) -> PlanColumn:
+        """The aggregate's column."""
+        if name != "array_agg":
+            column = self._book.column(self._result(at, name, syntax, argument, distinct))
+            if name == "jsonb_agg":
+                self._book.outlines[column.name] = Items(self._book.outline(argument))
+            return column
+        if argument.kind.name not in ELEMENTS:
+            raise PartRefused(at, f"array_agg of {argument.kind} is not kept up", f"it is of {', '.join(ELEMENTS)}")
+        field = array_field(argument.kind)
+        return self._book.column(opaque(field.type_name), field)
 
     def _result(self, at: int, name: str, syntax: Syntax, argument: PlanColumn, distinct: bool) -> PgType:
         kind = argument.kind
@@ -178,11 +217,9 @@ class GroupPlanner:
             if kind.name != "text":
                 raise PartRefused(at, f"string_agg takes texts, and this is {kind}", "write x::text")
             return TEXT
-        if name in ("jsonb_agg", "jsonb_object_agg"):
-            if kind.name not in SHOWN:
-                raise PartRefused(at, f"{name} of {kind} is not kept up", f"it is of {', '.join(SHOWN)}")
-            return JSONB
-        raise PartRefused(at, "array_agg is not kept up", "write jsonb_agg(x ORDER BY …), or string_agg")
+        if kind.name not in SHOWN:
+            raise PartRefused(at, f"{name} of {kind} is not kept up", f"it is of {', '.join(SHOWN)}")
+        return JSONB
 
     def _extreme(self, at: int, name: str, syntax: Syntax, argument: PlanColumn) -> PgType:
         kind = argument.kind

@@ -149,11 +149,11 @@ class JoinPlanner:
             raise PartRefused(at, f"a join of {a} and {b} is not kept up", "cast one side in a subquery")
 
     def _keys_of_join(self, kind: str, left: Node, right: Node, on: Sequence[tuple[str, str]]) -> tuple[Key, ...]:
-        both = [a | b for a in left.keys for b in right.keys]
-        left_is_one = any(key <= self._book.knowledge.closed(a for a, _ in on) for key in left.keys)
-        right_is_one = any(key <= self._book.knowledge.closed(b for _, b in on) for key in right.keys)
-        if right_is_one and kind in ("inner", "left"):
-            both += left.keys
-        if left_is_one and kind in ("inner", "right"):
-            both += right.keys
-        return smallest(both)
+        """A row of the side that is kept says what its partners have in the columns of ``on``: their keys are told apart by the others."""
+        found = [a | b for a in left.keys for b in right.keys]
+        of_left, of_right = (self._book.knowledge.closed(pair[side] for pair in on) for side in (0, 1))
+        if kind in ("inner", "left"):
+            found += [a | (b - of_right) for a in left.keys for b in right.keys]
+        if kind in ("inner", "right"):
+            found += [(a - of_left) | b for a in left.keys for b in right.keys]
+        return smallest(found)

@@ -8,6 +8,8 @@ from typing import Final
 
 from cdc.expressions import BOOL, Expression
 from cdc.expressions.refusal import PartRefused, near
+from cdc.expressions.syntax import Name, NumberLiteral, Operation, Quoted, Syntax
+from cdc.model.outline import Outline
 from cdc.model.topic import TopicSchema
 from cdc.views.branches import BranchPlanner
 from cdc.views.columns import PlanColumns, PlannedRelation, Scope, TopicInFrom, filtered_by
@@ -15,7 +17,7 @@ from cdc.views.groups import GroupPlanner
 from cdc.views.joins import JoinPlanner
 from cdc.views.numbers import NumberPlanner
 from cdc.views.parts import conjuncts, walk
-from cdc.views.plan import FilterNode, JoinNode, Knowledge, LeafNode, Node, columns_of
+from cdc.views.plan import FilterNode, JoinNode, Knowledge, LeafNode, Node, columns_of, smallest
 from cdc.views.syntax import (
     AggregateCall,
     FromItem,
@@ -47,6 +49,11 @@ class Planner:
     def knowledge(self) -> Knowledge:
         """The facts about the plan's columns."""
         return self._book.knowledge
+
+    @property
+    def outlines(self) -> Mapping[str, Outline]:
+        """The outlines of columns of JSON, by number."""
+        return self._book.outlines
 
     def query(self, query: QuerySyntax) -> PlannedRelation:
         """Raises PartRefused."""
@@ -131,6 +138,7 @@ class Planner:
             for condition in conjuncts(select.where):
                 resolved = self._book.resolved(scope, condition, "WHERE")
                 node = self._filtered(node, self._book.expression(resolved, BOOL))
+                node = self._fixed(node, resolved)
         calls = [one for item in select.items for one in walk(item.value) if isinstance(one, AggregateCall)]
         grouped = select.group is not None or select.having is not None or bool(calls)
         if grouped and select.distinct_on:
@@ -144,6 +152,18 @@ class Planner:
         if select.distinct:
             relation = self._groups.distinct(select, relation)
         return relation
+
+    def _fixed(self, node: Node, condition: Syntax) -> Node:
+        """The node, whose rows need not be told apart by a column that the condition leaves one value."""
+        match condition:
+            case Operation(name="is null", operands=(Name(name=name),)):
+                pass
+            case Operation(name="=", operands=(Name(name=name), NumberLiteral() | Quoted())):
+                pass
+            case _:
+                return node
+        one = self._book.knowledge.closed([name])
+        return replace(node, keys=smallest(key - one for key in node.keys))
 
     def _filtered(self, node: Node, condition: Expression) -> Node:
         """The filter as near to its topic as it can be: what it leaves out is then not kept."""

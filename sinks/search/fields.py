@@ -112,7 +112,7 @@ def sources(batch: pa.RecordBatch, schema: TopicSchema, style: Style) -> list[st
 
 def _placed(batch: pa.RecordBatch, schema: TopicSchema, style: Style) -> Iterator[Member]:
     beside: list[Member] = []
-    said = wishes.of(schema)
+    said = wishes.of_documents(schema, style)
     for member in members(batch, schema, style):
         field = field_of(member.kind, said.get(member.column.name, wishes.NONE).type)
         if field is Field.ANY:
@@ -197,7 +197,7 @@ def _together(document: dict[str, Any], kept: Mapping[str, Any], objects: bool) 
 @lru_cache(maxsize=1024)
 def flat_json_places(schema: TopicSchema, style: Style) -> tuple[tuple[str, ...], ...]:
     """The fields in which JSON may be wrapped."""
-    said = wishes.of(schema)
+    said = wishes.of_documents(schema, style)
     return tuple(
         place_of(column, style)
         for column in schema.fields

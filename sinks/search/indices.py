@@ -244,7 +244,8 @@ class Indices:
         """Makes the index; ``point`` gives it the aliases by which it is found. A second caller finds it there. ``part_of``: the alias of its home index."""
         index = {
             "hidden": True,  # a pattern that matches it would find deleted rows; the alias does not
-            "mapping.total_fields.limit": mapping.fields_limit(schema),
+            "mapping.total_fields.limit": mapping.FIELDS_DEFAULT_MAX,
+            **mapping.limits(schema, self.style(schema), {}),
             **settings,
         }
         aliases = {fence.new_writer(places): {"is_hidden": True}}
@@ -270,11 +271,9 @@ class Indices:
         added = mapping.missing(self._properties(schema), found.held["mappings"].get("properties", {}))
         if not added and owner_of(found.held) is not None:
             return
-        limit = int(
-            found.held["settings"]["index"].get("mapping", {}).get("total_fields", {}).get("limit", mapping.FIELDS_DEFAULT_MAX)
-        )
-        if mapping.fields_limit(schema) > limit:
-            raised = {"index.mapping.total_fields.limit": mapping.fields_limit(schema)}
+        higher = mapping.limits(schema, self.style(schema), found.held["settings"]["index"].get("mapping", {}))
+        if higher:
+            raised = {f"index.{name}": limit for name, limit in higher.items()}
             self.cluster.ask("allowing more fields", "PUT", f"/{found.index}/_settings", raised)
         part_of = "" if found.owner is None else found.owner.part_of
         # A change of the mapping that does not name its _meta removes that.

@@ -14,10 +14,13 @@ from functools import lru_cache
 from typing import Any, Final
 
 from cdc.errors import ConfigError
+from cdc.model.outline import outline_of
 from cdc.model.structure import Scalar, ScalarType
 from cdc.model.topic import TopicField, TopicSchema
-from sinks.holding import wishes_of
+from sinks.holding import decoded, wishes_of
+from sinks.render.jsonrows import Style
 from sinks.render.kinds import JSON_KINDS, Kind, Leaf, List, Object, Pairs, Span
+from sinks.search.outlines import fragment_of
 
 GEO_POINT: Final = "geo_point"
 LAT: Final = "lat"
@@ -75,6 +78,20 @@ def of(schema: TopicSchema) -> Mapping[str, Wish]:
     """Field → what is said of it, where anything is. ``schema``: as the store holds it."""
     read = {name: json.loads(wish) for name, wish in wishes_of(schema).items()}
     return {name: Wish(wish.get("mapping"), GEO_POINT in wish) for name, wish in read.items()}
+
+
+def of_documents(schema: TopicSchema, style: Style) -> Mapping[str, Wish]:
+    """The same, and for a column of JSON of which nothing is said, but known what a view makes of it, the fields that fit."""
+    made = {name: wish for name, wish in _outlined(schema).items() if style.as_.get(name) != "text"}
+    return {**made, **of(schema)}
+
+
+@lru_cache(maxsize=1024)
+def _outlined(schema: TopicSchema) -> Mapping[str, Wish]:
+    if decoded(schema.holding).transform is not None:
+        return {}  # nobody knows what it makes of a document
+    plain = {one.name: fragment_of(outline_of(one.outline)) for one in schema.fields if one.outline and not one.protected}
+    return {name: Wish(fragment) for name, fragment in plain.items() if fragment is not None}
 
 
 def is_vector(column: TopicField) -> bool:

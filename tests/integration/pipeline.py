@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from cdc.capture.warm import warm
+from cdc.derive.declarations import declared_views
+from cdc.derive.process import run_view
 from cdc.follow.follower import Follower
 from cdc.ingest.process import run_capture
 from cdc.log.contract import LogReader
@@ -80,3 +82,24 @@ def service(settings: Settings) -> Iterator[Mapping[str, Follower]]:
         for thread in threads:
             thread.join(120)
         assert not any(thread.is_alive() for thread in threads), "it does not end"
+
+
+@contextmanager
+def kept_up(settings: Settings) -> Iterator[None]:
+    """The views, each in a thread of its own."""
+    stop = threading.Event()
+    declared = declared_views(settings)
+
+    def keep_up(name: str) -> None:
+        run_view(name, declared[name], settings.log.dir, settings.run_dir, stop)
+
+    threads = [threading.Thread(target=keep_up, args=(name,)) for name in declared]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)

@@ -12,6 +12,8 @@ import pytest
 from cdc.crashpoint import KILLED
 from cdc.errors import ConfigError, StoreError
 from cdc.model.batch import Op
+from cdc.model.outline import Items, Members, outline_text
+from cdc.model.structure import ScalarType
 from cdc.model.topic import TopicSchema
 from sinks import options_model
 from sinks.contract import audit_schema
@@ -50,10 +52,10 @@ class Index:
         self.sink.open(self.log, lab.epoch)
         self.log.settle(self.sink)
 
-    def feed(self, changes: pa.RecordBatch, position: int) -> None:
+    def feed(self, changes: pa.RecordBatch, position: int, table: Any = PLACES) -> None:
         self._lab.log.put(changes)
         if self.sink.shape("public.places") is None:
-            self.sink.prepare(self.log.held(TopicSchema.of(PLACES)))
+            self.sink.prepare(self.log.held(TopicSchema.of(table)))
         outcome = self.sink.apply(self.log.holding("public.places").batch(changes))
         assert not outcome.dead, outcome.dead
         self._lab.log.reach(cut(position))
@@ -105,6 +107,30 @@ def test_settings_and_mapping_make_the_index(lab: Lab) -> None:
     again.expect([*rows, {"id": "5", "added": "words"}], wider)
     again.feed(batch(wider, [(Op.TRUNCATE, 7, {})]), 7)
     again.expect([], wider)
+
+
+def test_a_document_whose_outline_is_known_is_what_the_audit_expects(lab: Lab) -> None:
+    outline = outline_text(Items(Members({"a": ScalarType.INT8, "b": ScalarType.TEXT, "c": None})))
+    table = dataclasses.replace(
+        PLACES, columns=tuple(dataclasses.replace(one, outline=outline) if one.name == "more" else one for one in PLACES.columns)
+    )
+    index = Index(lab)
+    rows: list[Row] = [
+        {"id": "1", "more": '[{"a": 1, "b": "x", "c": [1, [2]]}, {"a": 2, "b": null, "c": "text"}]'},
+        {"id": "2", "more": "[]"},
+        {"id": "3", "more": '["text", 7]'},
+        {"id": "4", "more": '[null, {"a": 1}]'},
+        {"id": "5", "more": '{"a": 1, "b": "x", "other": {"deep": 1}}'},
+        {"id": "6", "more": '"text"'},
+        {"id": "7", "more": None},
+    ]
+    index.feed(upserts(table, 1, rows), 7, table)
+    index.expect(rows, table)
+    both = {"bool": {"must": [{"term": {"more.a": 1}}, {"term": {"more.b.keyword": "x"}}]}}
+    assert index.found({"nested": {"path": "more", "query": both}}) == ["1", "5"]
+    again = Index(lab)
+    again.feed(upserts(table, 8, [{"id": "2", "more": '[{"a": 1, "b": "x"}]'}]), 8)
+    again.expect([{"id": "2", "more": '[{"a": 1, "b": "x"}]'}, *(one for one in rows if one["id"] != "2")], table)
 
 
 def test_two_columns_are_found_on_the_map(lab: Lab) -> None:

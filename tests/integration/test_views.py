@@ -5,9 +5,7 @@ Postgres answers to the view's SQL.
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,19 +15,20 @@ import pytest
 
 from cdc.client.wait import wait
 from cdc.derive.declarations import declared_views
-from cdc.derive.process import run_view
 from cdc.embedded.postgres import Postgres
 from cdc.log.home import open_reader
 from cdc.settings.file import load
 from sinks import options_model
 from tests.conftest import Cache
-from tests.integration.pipeline import service
+from tests.integration.pipeline import kept_up, service
 
 DEADLINE_S = 240.0
 JOINED = """select o.id, c.name, o.amount, o.note from public.orders o join public.customers c on c.id = o.customer_id"""
 TOTALS = (
     """select customer_id as id, count(*) as orders, sum(amount)::numeric(20,2) as amount from public.orders group by customer_id"""
 )
+ARRAYS = """select customer_id as id, array_agg(note order by id desc) as notes, array_agg(amount order by id) as amounts from public.orders group by customer_id"""
+CARRIED = """select c.id, c.name, a.notes, a.amounts from public.customers c join views.arrays a on a.id = c.id"""
 LARGE = """select name, count(*) as orders from views.joined group by name"""
 
 NESTED = """
@@ -60,9 +59,11 @@ class Shop:
             f'run_dir = "run"\n[source]\ndsn = "{self.dsn}"\n[log]\ndir = "log"\n'
             f'[views.joined]\nsql = """{JOINED}"""\nkey = ["id"]\n'
             f'[views.totals]\nsql = """{TOTALS}"""\nkey = ["id"]\n'
+            f'[views.arrays]\nsql = """{ARRAYS}"""\nkey = ["id"]\n'
+            f'[views.carried]\nsql = """{CARRIED}"""\nkey = ["id"]\n'
             f'[views.large]\nsql = """{LARGE}"""\nkey = ["name"]\n'
             f"{NESTED}"
-            f'[stores.cache]\nkind = "redis"\nurl = "{cache.url}"\nviews = ["joined", "totals", "large", "nested"]\n'
+            f'[stores.cache]\nkind = "redis"\nurl = "{cache.url}"\nviews = ["joined", "totals", "large", "nested", "arrays", "carried"]\n'
         )
         self.config = config
         self.settings = load(config, options_model)
@@ -80,7 +81,9 @@ class Shop:
     def expected(self, view: str, sql: str) -> dict[str, Any]:
         key = self.settings.views[view].key[0]
         with self.source() as source:
-            rows = source.execute(f"select to_jsonb(v) from ({sql.replace('views.joined', f'({JOINED}) j')}) v").fetchall()
+            rows = source.execute(
+                f"select to_jsonb(v) from ({sql.replace('views.joined', f'({JOINED}) j').replace('views.arrays', f'({ARRAYS})')}) v"
+            ).fetchall()
         return {f"views.{view}:{row[key]}": row for (row,) in rows}
 
     def shown(self, view: str) -> dict[str, Any]:
@@ -93,29 +96,9 @@ class Shop:
             wait(self.settings, log, "cache", timeout_s=timeout_s)
 
     def equal(self) -> None:
-        for view, sql in (("joined", JOINED), ("totals", TOTALS), ("large", LARGE)):
+        for view, sql in (("joined", JOINED), ("totals", TOTALS), ("large", LARGE), ("arrays", ARRAYS), ("carried", CARRIED)):
             assert self.shown(view) == self.expected(view, sql), view
         assert self.shown("nested") == self.expected("nested", declared_views(self.settings)["nested"].query.sql)
-
-    @contextmanager
-    def views(self) -> Iterator[None]:
-        """Each in a thread of its own."""
-        stop = threading.Event()
-        declared = declared_views(self.settings)
-
-        def keep_up(name: str) -> None:
-            run_view(name, declared[name], self.settings.log.dir, self.settings.run_dir, stop)
-
-        threads = [threading.Thread(target=keep_up, args=(name,)) for name in declared]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join(60)
-            assert not any(thread.is_alive() for thread in threads)
 
 
 @pytest.fixture
@@ -146,7 +129,7 @@ def transaction(source: psycopg.Connection, dice: Random) -> None:
 
 def test_a_store_of_views_shows_what_postgres_answers_at_every_wait(shop: Shop, seed: int) -> None:
     dice = Random(seed)
-    with service(shop.settings), shop.views(), shop.source() as source:
+    with service(shop.settings), kept_up(shop.settings), shop.source() as source:
         shop.wait()
         shop.equal()
         for _ in range(6):

@@ -20,8 +20,9 @@ WIDE_FUNCTIONS = {}
 """Functions that are wider today, each with its number of parameters."""
 
 WIDE_CLASSES = {
-    # The facts of one topic, each of which somebody else asks for.
+    # The facts of one topic, and of one field of it, each of which somebody else asks for.
     ("cdc.log.contract", "Topic"): 13,
+    ("cdc.model.topic", "TopicField"): 13,
     # These are JSON objects, with one attribute for each key; nothing takes a part of one. The reports are documented (``cdc status --json``, /v1/status),
     # the statuses are the files that the parts write.
     ("snapshots.progress", "Record"): 13,

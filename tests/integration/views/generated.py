@@ -37,6 +37,8 @@ VALUES: Final = {
 """Few values of each type, so that rows meet."""
 EQUAL: Final = ("int2", "int4", "int8", "numeric(12,2)", "text", "bool", "date", "timestamptz", "timestamp", "uuid")
 ORDERED: Final = tuple(one for one in EQUAL)
+ELEMENTS: Final = (*EQUAL, "numeric", "float8", "jsonb")
+"""Types of which there are arrays."""
 INTEGERS: Final = ("int2", "int4", "int8")
 
 
@@ -292,6 +294,8 @@ class Queries:
                 ways += [f"string_agg({name}, '' ORDER BY {self._total(source)})"]
             if kind in (*INTEGERS, "text", "bool", "uuid", "numeric(12,2)", "numeric"):
                 ways.append(f"jsonb_agg({name} ORDER BY {self._total(source)})")
+            if kind in ELEMENTS:
+                ways.append(f"array_agg({name} ORDER BY {self._total(source)})")
         found = rng.choice(ways)
         return f"{found} FILTER (WHERE {self._condition(source.columns)})" if rng.random() < 0.25 else found
 

@@ -99,6 +99,48 @@ def test_the_view_is_what_postgres_answers(postgres: Database, view: str, tmp_pa
     stage.close()
 
 
+def test_an_array_has_each_element_as_postgres_quotes_it(postgres: Database) -> None:
+    made = ", ".join(f"array_agg({one} ORDER BY id DESC) AS {one}" for one in ("t", "n", "f", "m", "d", "j", "u", "b"))
+    stage = Stage(
+        postgres.connect(),
+        "create table nasty (id int8 primary key, g int4, t text, n numeric, f float8, m timestamptz, d date, j jsonb, u uuid, b bool)",
+    )
+    stage.view(f"SELECT g, {made}, array_agg(t ORDER BY id) FILTER (WHERE b) AS some FROM nasty GROUP BY g", ["g"])
+    texts = [
+        "",
+        " ",
+        "NULL",
+        "null",
+        "nULl",
+        "nulls",
+        'a"b',
+        "a\\b",
+        "{",
+        "}",
+        "a,b",
+        "a;b",
+        "a\tb",
+        "a\x0bb",
+        "a\nb",
+        "\x01",
+        "é 漢",
+        None,
+    ]
+    for number, text in enumerate(texts):
+        stage.connection.execute("insert into nasty (id, g, t) values (%s, %s, %s)", (number, number % 3, text))
+    stage.step(random.Random(1))
+    stage.connection.execute(
+        """update nasty set n = (array['NaN', '1.10', '-0.00', 'Infinity', '12345678901234567890.5'])[1 + id % 5]::numeric,
+        f = (array['NaN', '-0', '1e300', '1e-7', '-Infinity'])[1 + id % 5]::float8, d = (array['infinity', '0044-03-15 BC', '10000-01-01', null])[1 + id % 4]::date,
+        m = (array['infinity', '0044-03-15 12:00:00+00 BC', '2024-02-29 06:30:00.1+00', null])[1 + id % 4]::timestamptz,
+        j = (array['null', '{"a": 1.10}', '"x\\"y"', '[]', null])[1 + id % 5]::jsonb, b = (array[true, false, null])[1 + id % 3], u = gen_random_uuid()"""
+    )
+    stage.step(random.Random(1))
+    stage.connection.execute("delete from nasty where b")
+    stage.step(random.Random(1))
+    stage.close()
+
+
 def test_a_column_that_is_joined_by_twice_is_a_condition_of_its_own(postgres: Database) -> None:
     """Both equalities once made one column of a slice twice."""
     stage = Stage(postgres.connect(), SETUP)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from cdc.derive.ports import TextTypes
 from cdc.model.position import START, Position
 from cdc.model.topic import TopicSchema
 from cdc.views.contract import Delta, Kernel
@@ -29,7 +30,7 @@ class WholeView:
     key: Sequence[str]
     schema: pa.Schema
     compute: Compute
-    json: Sequence[str] = ()
+    typed: TextTypes = field(default_factory=dict)
 
     @property
     def topics(self) -> Sequence[str]:

@@ -17,9 +17,11 @@ import pyarrow as pa
 import pytest
 
 from cdc.inbox import groupfile
+from cdc.inbox.definition import ARRAYS
 from cdc.inbox.folder import InboxFolder
 from cdc.inbox.groupfile import GroupHeader, GroupName, GroupRefused, decode, digest_of, encode
 from cdc.log.contract import LogWriter
+from cdc.model.pgtypes import INT8
 from tests.unit.inbox.parts import KEY, TOPIC, deadline, handover, inbox_of, logged, rows, serve_all, written
 
 SECRET = "a value that nobody may see"
@@ -69,6 +71,29 @@ LIES: dict[str, tuple[list[pa.RecordBatch], str]] = {
     "an unsigned type": (columns(n=pa.array([1, 2], pa.uint64())), "a type that a topic cannot have"),
     "JSON that is none": (typed(pa.field("doc", pa.utf8(), metadata=JSONB), ["{}", f'{{"a": {SECRET}']), "not JSON"),
     "JSON with NaN": (typed(pa.field("doc", pa.utf8(), metadata=JSONB), ["{}", "[NaN]"]), "not JSON"),
+    **{
+        f"{text} as {kind}": (typed(pa.field("list", pa.utf8(), metadata={b"cdc.type": kind.encode()}), ["{}", text]), f"not {kind}")
+        for kind, text in (
+            ("bigint[]", SECRET),
+            ("bigint[]", "{1,2"),
+            ("bigint[]", "{1,}"),
+            ("bigint[]", "{9223372036854775808}"),
+            ("bigint[]", "{{1},2}"),
+            ("bigint[]", "{{1},{2,3}}"),
+            ("bigint[]", "{{},{}}"),
+            ("boolean[]", "{true}"),
+            ("jsonb[]", '{"{"}'),
+            ("jsonb[]", "{NaN}"),
+            ("timestamptz[]", '{"2024-02-29 06:30:00"}'),
+        )
+    },
+    **{
+        f"the outline {text[:40]}": (
+            typed(pa.field("doc", pa.utf8(), metadata={**JSONB, b"cdc.outline": text.encode()}), ["{}", "{}"]),
+            "an outline that cannot be read",
+        )
+        for text in (SECRET, "{}", '"int"', '{"items": 7}', '{"members": {"a": []}}', '{"items":' * 1000, '{"items":' * 30 + "null" + "}" * 30)
+    },
     "JSON without a bottom": (typed(pa.field("doc", pa.utf8(), metadata=JSONB), ["{}", "[" * 100_000]), "not JSON"),
     "a time behind all years": (typed(pa.field("at", pa.timestamp("us", tz="UTC")), [0, 2**62]), "the years 1 to 9999"),
     "a date before all years": (typed(pa.field("at", pa.date32()), [date(1, 1, 1), -(2**31)]), "the years 1 to 9999"),
@@ -271,3 +296,22 @@ def goes_on(folder: Path, writer: LogWriter) -> None:
     given.open(deadline())
     given.give("1", TOPIC, KEY, rows(1), deadline())
     assert [one for _, _, one, _ in logged(folder)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts"),
+    [
+        ("bigint[]", ["{}", "{1,NULL,-9223372036854775808}", "{{1,2},{3,NULL}}", "[0:1]={1,2}", "[1:1][-2:-1]={{1,2}}", None]),
+        ("text[]", ['{"",NULL,"NULL","a\\"b","a\\\\b","{,}"}']),
+        ("numeric[]", ["{NaN,1.10,-Infinity,0.00}"]),
+        ("double precision[]", ["{NaN,-0,1e+300,1e-07,Infinity,0.1}"]),
+        ("timestamptz[]", ['{infinity,"0044-03-15 12:00:00+00 BC","12024-02-29 06:30:00.1+00"}']),
+        ("jsonb[]", ['{"{\\"a\\": 1.10}","null",NULL}']),
+        ("uuid[]", ["{a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11}"]),
+    ],
+)
+def test_arrays_are_taken_as_postgres_prints_them(kind: str, texts: list[str | None]) -> None:
+    metadata = {b"cdc.type": kind.encode()}
+    for text in texts:
+        raw = encode(HONEST, typed(pa.field("list", pa.utf8(), metadata=metadata), ["{}", text]))
+        assert [column.type_oid for column in decode(raw, named(raw)).table.columns] == [INT8, ARRAYS[kind]]

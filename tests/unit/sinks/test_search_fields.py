@@ -14,7 +14,8 @@ from cdc.model.structure import ScalarType
 from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
 from sinks.search.fields import style_of
-from sinks.search.mapping import TEXT_KEYWORD_CHARACTERS_MAX, properties
+from sinks.search.mapping import properties
+from sinks.search.typedfields import TEXT_KEYWORD_CHARACTERS_MAX
 
 PAGE: Final = (Path(__file__).resolve().parents[3] / "docs/documents.md").read_text(encoding="utf-8")
 ELSE: Final = "everything else"

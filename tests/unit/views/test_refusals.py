@@ -114,10 +114,47 @@ REFUSED: Final = [
     ("SELECT o.id FROM orders o JOIN items i ON o.status = i.code", "line 1, column 52", "a join of", "cast"),
     ("SELECT o.id FROM orders o JOIN items i ON o.status = i.number", "line 1, column 52", "a join of text and integer", "cast"),
     (
-        "SELECT order_id, array_agg(number ORDER BY number) AS n FROM items GROUP BY order_id",
+        "SELECT order_id, array_agg(code ORDER BY number) AS n FROM items GROUP BY order_id",
         "line 1, column 18",
-        "array_agg is not kept up",
-        "jsonb_agg",
+        "array_agg of a type that is not known is not kept up",
+        "it is of bool",
+    ),
+    (
+        "SELECT s.f, array_agg(s.n ORDER BY s.o) AS n FROM (SELECT flag AS f, order_id AS o, array_agg(number ORDER BY number) AS n "
+        "FROM items GROUP BY flag, order_id) s GROUP BY s.f",
+        "line 1, column 13",
+        "array_agg of integer[] is not kept up",
+        "it is of bool",
+    ),
+    (
+        "SELECT order_id, array_agg(number) AS n FROM items GROUP BY order_id",
+        "line 1, column 18",
+        "array_agg without ORDER BY is not kept up",
+        "write array_agg(x ORDER BY …)",
+    ),
+    (
+        "SELECT flag, array_agg(price ORDER BY number) AS n FROM items GROUP BY flag",
+        "line 1, column 39",
+        "the order is not total",
+        "key's columns",
+    ),
+    (
+        "SELECT order_id, array_agg(DISTINCT number ORDER BY number) AS n FROM items GROUP BY order_id",
+        "line 1, column 18",
+        "array_agg(DISTINCT …) is not kept up",
+        "SELECT DISTINCT in a subquery",
+    ),
+    (
+        "SELECT 'all' AS k, array_agg(number ORDER BY order_id, number) AS n FROM items",
+        "line 1, column 20",
+        "array_agg of all rows is not kept up",
+        "add GROUP BY",
+    ),
+    (
+        "SELECT DISTINCT s.n FROM (SELECT order_id, array_agg(number ORDER BY number) AS n FROM items GROUP BY order_id) s",
+        "line 1, column 17",
+        "DISTINCT of integer[] is not kept up",
+        "",
     ),
     (
         "SELECT order_id, stddev(number) AS n FROM items GROUP BY order_id",
