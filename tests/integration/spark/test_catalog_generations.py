@@ -1,0 +1,360 @@
+"""Generations of a warehouse in a SQL catalog, on real Iceberg and a real Postgres: built where no reader looks, put in place in one transaction, killed at every
+step, fed, put back, removed. Whoever wrote before commits nothing to what has taken its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+
+from cdc.__main__ import main
+from cdc.crashpoint import KILLED, VARIABLE, decided_by
+from cdc.demo.configuration import Value, toml
+from cdc.errors import ConfigError, StoreError
+from cdc.log.embedded.writer import EmbeddedLogWriter
+from cdc.model.batch import Op
+from cdc.model.position import Lsn
+from cdc.settings.file import load
+from cdc.state import status
+from sinks import generations_of, options_model
+from sinks.generations import HELD_AT_MOST_S, GenerationState
+from sinks.warehouse import Options, Warehouse
+from sinks.warehouse.connection import serving
+from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
+from tests.contract.test_marks import pair
+from tests.faults import points
+from tests.faults.points import EVERYTHING
+from tests.integration.spark.test_warehouse_generations import STORE, Shop
+from tests.integration.test_cache_generations import At
+from tests.integration.test_generations import fed, followed
+from tests.lakes import Lake
+from tests.waiting import until
+
+ROWS = {1: "new", 2: "new", 3: "new"}
+
+
+class CatalogShop(Shop):
+    """The same with a catalog in Postgres; the reader is a Spark whose catalog has that catalog's name."""
+
+    def __init__(self, spark: Any, folder: Path, lake: Lake) -> None:
+        super().__init__(spark, folder)
+        self.database = lake
+        self.options = self.options_with()
+        self.sink = Warehouse(STORE, self.options, self.clock)
+        self.catalog = lake.name
+        read = serving(self.options).properties
+        for key, value in {"": "org.apache.iceberg.spark.SparkCatalog", ".cache-enabled": "false", ".type": "jdbc"}.items():
+            spark.conf.set(f"spark.sql.catalog.{self.catalog}{key}", value)
+        for key, value in read.items():
+            spark.conf.set(f"spark.sql.catalog.{self.catalog}.{key}", value)
+
+    def options_with(self, **more: Any) -> Options:
+        return Options(kind="iceberg", path=self.lake, **{**self.database.options, **more})
+
+    def standing(self) -> dict[str, list[str]]:
+        """The catalog's names, without the readers' own before them → the tables that stand there."""
+        with psycopg.connect(self.database.dsn) as connection:
+            asked = "select catalog_name, table_namespace || '.' || table_name from iceberg_tables order by 1, 2"
+            found: dict[str, list[str]] = {}
+            for catalog, table in connection.execute(asked).fetchall():
+                found.setdefault(catalog.removeprefix(self.catalog), []).append(table)
+            return found
+
+    def locations(self) -> dict[str, str]:
+        """Of the tables that readers see: table → where its newest metadata lie."""
+        with psycopg.connect(self.database.dsn) as connection:
+            asked = "select table_namespace || '.' || table_name, metadata_location from iceberg_tables where catalog_name = %s"
+            return dict(connection.execute(asked, [self.catalog]).fetchall())
+
+    def files(self) -> set[Path]:
+        return {path for path in self.database.files.rglob("*") if path.suffix in (".parquet", ".avro", ".json", ".puffin")}
+
+
+@pytest.fixture(params=["sql", "sql-s3"] if EVERYTHING else ["sql"])
+def shop(request: pytest.FixtureRequest, spark: Any, lake_of: Callable[[str], Lake], tmp_path: Path) -> Iterator[CatalogShop]:
+    made = CatalogShop(spark, tmp_path, lake_of(request.param))
+    made.put(upserts(ORDERS, 1, [order(1), order(2), order(3)]), upserts(PAIRS, 4, [pair(1)]))
+    made.follow()
+    yield made
+    made.sink.close()
+
+
+def test_the_next_generation_takes_the_place_of_the_live_one_and_gives_it_back(shop: CatalogShop) -> None:
+    tables = [f"_headwater.{STORE}", "public.orders", "public.pairs"]
+    assert shop.standing() == {"": tables}
+    assert shop.found() == ROWS
+    first = shop.files()
+    done = shop.bootstrap()
+    assert (done.swapped, done.number, done.former, done.rows) == (True, 2, 1, 4)
+    assert shop.generations() == {1: GenerationState.KEPT, 2: GenerationState.LIVE}
+    assert shop.standing() == {"": tables, f"@{STORE}@g1": tables}
+    assert all(f"/_generations/{STORE}/g2/" in one for one in shop.locations().values())
+    assert shop.found() == ROWS
+
+    with pytest.raises(StoreError, match="no longer the live one") as stale:
+        shop.sink.applied()
+    assert stale.value.retryable
+    shop.put(batch(ORDERS, [(Op.UPDATE, 5, order(1, "paid")), (Op.DELETE, 6, order(2))]))
+    shop.sink.apply(shop.log.batches[-1])
+    with pytest.raises(StoreError, match="no longer the live one"):
+        shop.sink.commit(shop.log.head)
+    assert shop.found() == ROWS
+    shop.follow()
+    after = {1: "paid", 3: "new"}
+    assert shop.found() == after
+
+    back = shop.roll_back()
+    assert (back.number, back.former, back.brought) == (1, 2, 2)
+    assert shop.found() == after, "nobody has fed it, and yet it lacks nothing"
+    with pytest.raises(StoreError, match="is live"):
+        shop.drop(1)
+    shop.follow()
+    shop.change(7, "sent")
+    shop.follow()
+    assert shop.found() == {1: "sent", 3: "new"}
+    shop.drop(2)
+    with pytest.raises(ConfigError, match="no generation that was live before"):
+        shop.roll_back()
+    assert shop.generations() == {1: GenerationState.LIVE}
+    assert shop.standing() == {"": tables}
+    assert {path for path in first if path.suffix == ".parquet" and not path.exists()} == set(), (
+        "the first's rows were never touched"
+    )
+    assert not [path for path in shop.files() if "_generations" in path.parts]
+
+
+def test_a_kill_at_any_step_leaves_the_live_one_or_is_gone_on_with(shop: CatalogShop) -> None:
+    """Each time in a process of its own; then the follower goes on, and whoever builds begins again."""
+    before = shop.found()
+    steps = points.generation_steps("catalog")
+    assert len(steps) == 7
+    for number, point in enumerate(steps, start=2):
+        assert points.killed(lambda: print(shop.bootstrap()), f"{point}=kill") == KILLED, point
+        swapped = point == "generations.catalog_swapped"
+        live = next(one for one, state in shop.generations().items() if state is GenerationState.LIVE)
+        assert live == (number if swapped else number - 1), point
+        assert shop.found() == before, point
+        if point in ("generations.catalog_held", "generations.catalog_before_swap"):
+            with pytest.raises(StoreError, match="about to take"):
+                shop.follow()
+            shop.clock.now += HELD_AT_MOST_S
+        shop.change(10 + number, f"after {number}")
+        shop.follow()
+        before[1] = f"after {number}"
+        assert shop.found() == before, point
+        if not swapped:
+            assert shop.bootstrap().number == number, point
+            shop.follow()
+        assert shop.found() == before, point
+    first = shop.files()
+    assert points.killed(lambda: shop.drop(1), "generations.warehouse_erased=kill") == KILLED
+    assert 1 in shop.generations()
+    shop.drop(1)
+    assert 1 not in shop.generations()
+    assert shop.found() == before
+    gone = first - shop.files()
+    assert gone
+    assert not [path for path in gone if "_generations" in path.parts], "another generation's files went with the first's"
+
+
+ORDINARY = (
+    "warehouse.before_table",
+    "warehouse.vectors_written",
+    "warehouse.table_committed",
+    "warehouse.cuts_written",
+    "warehouse.before_ledger",
+)
+
+
+@pytest.mark.parametrize("point", ORDINARY)
+def test_a_writer_that_slept_over_a_swap_changes_nothing_in_what_readers_see(shop: CatalogShop, point: str) -> None:
+    """It took the first generation for live, went to sleep in the middle of a commit, and wakes once the second is live; then the same the other way about, over a rollback."""
+    shop.options = shop.options_with(cuts=True)
+    shop.sink = Warehouse(STORE, shop.options, shop.clock)
+    shop.follow()
+    for key, step in ((1, shop.bootstrap), (2, shop.roll_back)):
+        shop.put(batch(ORDERS, [(Op.UPDATE, 10 + key, order(key, "paid"))]))
+        replaced: list[dict[str, str]] = []
+
+        def meanwhile(step: Callable[[], Any] = step, replaced: list[dict[str, str]] = replaced) -> None:
+            if not replaced:  # whoever builds comes by here, too
+                replaced.append({})
+                step()
+                replaced.append(shop.locations())
+
+        with decided_by(At(point, meanwhile)), pytest.raises(StoreError) as stale:
+            shop.follow()
+        assert stale.value.retryable
+        assert shop.locations() == replaced[-1], "a table that readers see was changed"
+        with pytest.raises(StoreError):  # nor does it when it tries again as it is
+            shop.sink.commit(shop.log.head)
+        shop.follow()
+        assert shop.found() == {**ROWS, **dict.fromkeys(range(1, key + 1), "paid")}
+    assert shop.generations() == {1: GenerationState.LIVE, 2: GenerationState.KEPT}
+
+
+def test_a_new_table_of_a_writer_that_slept_over_a_swap_is_seen_by_no_reader(shop: CatalogShop) -> None:
+    """A table that is made has no former version to be compared with."""
+    other = next(iter({"public.pairs"}))
+    shop.put(upserts(PAIRS, 5, [pair(2)]))
+    shop.follow()
+    locations = shop.locations()
+    with closing(Warehouse(STORE, shop.options)) as stale:
+        stale.open(shop.log.reader(), shop.epoch)
+        assert stale._catalog is not None
+        stale._catalog.remove(("public",), "pairs")
+        assert other not in shop.locations()
+        shop.follow()
+        shop.bootstrap()
+        seen = shop.locations()
+        with pytest.raises(StoreError, match="no longer the live one"):
+            stale._catalog.create(("public",), "made_late", '{"type":"struct","schema-id":0,"fields":[]}', {})
+        assert shop.locations() == seen
+        assert "public.made_late" in shop.standing()[f"@{STORE}@g1"]
+        with pytest.raises(StoreError, match="no longer the live one"):
+            stale._catalog.remove(("public",), "orders")
+        assert shop.locations() == seen
+    assert locations.keys() == seen.keys()
+
+
+def test_a_follower_that_had_looked_before_commits_nothing_once_the_live_one_is_held(shop: CatalogShop) -> None:
+    """Its rows may show, as they may where it is killed there; but it has not said that it holds them."""
+    generations = generations_of(STORE, shop.options)
+    with closing(generations):
+        for point in ("warehouse.before_table", "warehouse.table_committed", "warehouse.before_ledger"):
+            shop.change(len(shop.log.batches) + 10, point)
+            with (
+                decided_by(At(point, lambda: print(generations.hold()))),
+                pytest.raises(StoreError, match="changed by somebody else"),
+            ):
+                shop.follow()
+            with pytest.raises(StoreError, match="about to take"):
+                shop.follow()
+            generations.release()
+            shop.follow()
+            assert shop.found()[1] == point
+
+
+def test_what_was_held_and_let_go_is_not_swapped(shop: CatalogShop) -> None:
+    def forgotten() -> None:
+        with pytest.raises(StoreError, match="about to take"):
+            shop.follow()
+        shop.clock.now += HELD_AT_MOST_S
+        shop.change(10, "paid")
+        shop.follow()
+
+    with decided_by(At("generations.catalog_before_swap", forgotten)), pytest.raises(StoreError, match="no longer the live one"):
+        shop.bootstrap()
+    assert shop.generations() == {1: GenerationState.LIVE, 2: GenerationState.BUILDING}
+    assert shop.found() == {**ROWS, 1: "paid"}
+    assert shop.bootstrap().swapped
+    assert shop.found() == {**ROWS, 1: "paid"}
+
+
+def test_a_reader_in_a_loop_sees_one_generation_or_the_other(shop: CatalogShop) -> None:
+    """Each look is one statement's, as a reader's is: every table there, all of one generation. And pyiceberg, which reads the rows too."""
+    seen: set[frozenset[bool]] = set()
+    counts: list[int] = []
+    failed: list[BaseException] = []
+    stop = threading.Event()
+    address = shop.database.dsn.replace("postgresql://", "postgresql+psycopg://")
+
+    def looking() -> None:
+        try:
+            lake = SqlCatalog(shop.catalog, uri=address)
+            while not stop.is_set():
+                locations = shop.locations()
+                assert len(locations) == 3
+                seen.add(frozenset("_generations" in one for one in locations.values()))
+                counts.append(len(lake.load_table("public.orders").scan(selected_fields=("id",)).to_arrow()))
+        except BaseException as error:
+            failed.append(error)
+
+    reader = threading.Thread(target=looking)
+    reader.start()
+    try:
+        for _ in range(3):
+            shop.bootstrap()
+            shop.follow()
+            shop.roll_back()
+            shop.follow()
+    finally:
+        stop.set()
+        reader.join()
+    if failed:
+        raise failed[0]
+    assert seen == {frozenset((True,)), frozenset((False,))}
+    assert set(counts) == {3}
+
+
+@pytest.mark.timeout(900)
+def test_the_commands_beside_the_followers(shop: CatalogShop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And one that is killed within the transaction, with the machine that holds its connection."""
+    shop.sink.erase()
+    given = {"kind": "iceberg", "path": str(shop.lake), "commit_interval_ms": 0, **shop.database.options}
+    config = tmp_path / "cdc.toml"
+    sections: dict[str, dict[str, Value]] = {
+        "": {"run_dir": str(tmp_path / "run")},
+        "source": {"dsn": "postgresql://nobody@127.0.0.1:1/none"},
+        "log": {"dir": str(tmp_path / "log")},
+        f"stores.{STORE}": given,
+    }
+    config.touch(0o600)
+    config.write_text(toml(sections), encoding="utf-8")
+    settings = load(config, options_model)
+
+    def cdc(*arguments: str) -> Any:
+        code = main(["--config", str(config), *arguments, "--json"])
+        printed = capsys.readouterr()
+        assert code == 0, printed.err
+        return json.loads(printed.out.splitlines()[-1])
+
+    def told(number: int) -> int:
+        found = {one.number: one.position for one in status.read_generations(settings.run_dir, STORE)}
+        return found.get(number, 0)
+
+    with closing(EmbeddedLogWriter(settings.log.dir)) as writer:
+
+        def put(position: int, status: str) -> None:
+            writer.append(batch(ORDERS, [(Op.UPDATE, position, order(position % 2, status))]))
+            writer.commit(Lsn(position), position)
+
+        put(1, "new")
+        put(2, "new")
+        with followed(settings, STORE):
+            until(lambda: "public.orders" in shop.locations() and shop.found() == {0: "new", 1: "new"})
+            before = shop.locations()
+            command = [sys.executable, "-m", "cdc", "--config", str(config), "bootstrap", STORE]
+            killed = subprocess.run(
+                command, env={**os.environ, VARIABLE: "generations.catalog_moved=kill"}, capture_output=True, check=False
+            )
+            assert killed.returncode == KILLED, killed.stderr
+            assert shop.locations().keys() == before.keys()
+            assert not any("_generations" in one for one in shop.locations().values())
+            assert [one["state"] for one in cdc("generations", STORE)["generations"]] == ["live", "building"]
+            with fed(settings):
+                done = cdc("bootstrap", STORE, "--keep-old", "1h")
+                assert (done["generation"], done["swapped"], done["rows"]) == (2, True, 2)
+                put(3, "paid")
+                until(lambda: shop.found()[1] == "paid")
+                until(lambda: told(1) == 3)
+                back = cdc("rollback", STORE, "--keep-old", "0s")
+                assert (back["generation"], back["former"], back["brought"]) == (1, 2, 0)
+                assert shop.found()[1] == "paid"
+                until(lambda: [one["number"] for one in cdc("generations", STORE)["generations"]] == [1])
+                (live,) = cdc("generations", STORE)["generations"]
+                assert (live["state"], live["rows"], live["position"]) == ("live", 2, 3)
+            until(lambda: status.read_follower(settings.run_dir, STORE).state == "following")  # type: ignore[union-attr]
+            assert cdc("bootstrap", STORE, "--in-place")["in_place"]
+            put(4, "sent")
+            until(lambda: shop.found()[0] == "sent")
