@@ -364,7 +364,7 @@ class StoreOptions(Strict):
 
     @property
     def why_not_generational(self) -> str:
-        """What keeps a store of these options at one generation, where its kind can have several; empty otherwise."""
+        """Says why a store of these options has one generation only, where its kind can have several; empty otherwise."""
         return ""
 
     @property

@@ -17,11 +17,10 @@ from sinks.generations import GenerationEntry, GenerationState
 from sinks.warehouse.catalog import Catalog
 from sinks.warehouse.connection import connect, generation_rows
 from sinks.warehouse.erasure import erase
-from sinks.warehouse.generationnames import FIRST, WarehouseFolders
+from sinks.warehouse.generationnames import WarehouseFolders
 from sinks.warehouse.generationrows import GenerationRows, RowName, TableRow
 from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.marks import STORE_KEY
-from sinks.warehouse.names import LEDGERS
 from sinks.warehouse.options import Options
 from sinks.warehouse.parts import own_options
 from sinks.warehouse.register import GenerationRegister, WarehouseGenerationReplaced, WarehouseRegister
@@ -117,11 +116,14 @@ class CatalogRegister:
             self._rows.swap((number, former), location, until, lambda rows: self._ours(rows, catalog))
         crashpoint("generations.catalog_swapped")
 
-    def remove(self, number: int) -> None:
+    def remove(self, number: int) -> bool:
+        served = self.served(number)
         with closing(self._catalog(number)) as catalog:
-            erase(catalog, self.store)
-        if number != FIRST:
-            self._disk.remove(number)
+            if served.live:
+                erase(catalog, self.store)
+            for namespace, name in () if served.live else list(catalog.tables()):
+                catalog.remove(namespace, name)  # whether anybody can read it or not: nobody else has a table there
+        return self._disk.remove(number)
 
     def forget(self, number: int) -> None:
         self._rows.forget(number)
@@ -146,9 +148,6 @@ class CatalogRegister:
         return {row.path for row in shown if self._is_ours(row, catalog)}
 
     def _is_ours(self, row: TableRow, catalog: Catalog) -> bool:
-        under = self._options.namespace
-        if under is not None and row.namespace.partition(".")[0] not in (under, LEDGERS):
-            return False
         known = row.path, row.location.rpartition("/")[0]
         if known not in self._owned:
             try:
@@ -171,5 +170,5 @@ class CatalogRegister:
 
 
 def register_of(store: str, options: Options) -> GenerationRegister:
-    """What knows the generations of a warehouse of these options."""
+    """The register of a warehouse of these options."""
     return CatalogRegister(store, options) if options.catalog == "sql" else WarehouseRegister.of(store, options)

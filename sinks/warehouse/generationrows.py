@@ -48,6 +48,11 @@ class TableRow:
     def path(self) -> RowName:
         return self.namespace, self.name
 
+    @property
+    def folder(self) -> str:
+        """That of its metadata's folder, where its data lie too."""
+        return self.location.rpartition("/")[0].rpartition("/")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationsFound:
@@ -107,6 +112,12 @@ class GenerationRows:
         """The table is not there any more; False where it is another one, or another version of it, by now."""
         with self.database.transaction("remove a table") as session:
             return _removed(session, catalog, row)
+
+    def another_lies(self, folder: str) -> bool:
+        """Whether a table of any catalog has its metadata there: a kept generation's table may have left its name, and with it the usual place of that name, to others."""
+        with self.database.transaction("look for tables at a place") as session:
+            asked = "select 1 from iceberg_tables where starts_with(metadata_location, ?)"
+            return bool(session.rows(f"{asked} limit 1", f"{folder}/metadata/"))
 
     def show(self, number: int, row: TableRow) -> bool:
         """The generation's new table stands with the others that readers see; False where the generation is not live."""

@@ -72,7 +72,7 @@ class GenerationRegister(Protocol):
         ...
 
     def point(self, number: int) -> None:
-        """What readers go by says that this generation is live. Raises WarehouseGenerationReplaced when that is another one, or is held."""
+        """Has what readers go by say that this generation is live. Raises WarehouseGenerationReplaced when that is another one, or is held."""
         ...
 
     def lost(self) -> bool:
@@ -104,8 +104,9 @@ class GenerationRegister(Protocol):
         word."""
         ...
 
-    def remove(self, number: int) -> None:
-        """A generation goes, with all that is its own: never the live one. Interrupted and done again it comes to the same."""
+    def remove(self, number: int) -> bool:
+        """A generation goes, with all that is its own. Interrupted and done again it comes to the same. Returns whether that is all: what the first has in the
+        folder that all of them are in is the caller's to remove."""
         ...
 
     def forget(self, number: int) -> None:
@@ -281,14 +282,16 @@ class WarehouseRegister:
             crashpoint("generations.warehouse_swapped")
             self._save(_put_in_place(record, number))
 
-    def remove(self, number: int) -> None:
-        """A generation's folder goes, which is not the first's. Interrupted and done again it comes to the same."""
+    def remove(self, number: int) -> bool:
+        if number == FIRST:
+            return False
         with _errors("remove a generation"):
             if (root := self.folders.root(number)).exists():
                 gone = self.folders.home / f"{_ERASED}{uuid4().hex}"
                 root.rename(gone)
                 sync(self.folders.home)
             self._sweep()
+        return True
 
     def forget(self, number: int) -> None:
         """It has been removed."""

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from sinks.warehouse.catalog import TABLE_PROPERTIES, Gone, IcebergTable, Pending, Seen, local
 from sinks.warehouse.disk import Lacking, sync
@@ -66,7 +67,7 @@ class ServedGeneration:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """Of each of its tables."""
+        """Those that each of its tables has."""
         return {} if self.number == FIRST else {GENERATION_KEY: str(self.number)}
 
     @property
@@ -79,10 +80,14 @@ class ServedGeneration:
         if properties.get(STORE_KEY) == self.rows.store and int(properties.get(GENERATION_KEY, FIRST)) != self.number:
             raise WarehouseGenerationReplaced(self.rows.store)
 
-    def refuse_elsewhere(self, row: TableRow) -> None:
-        """The same for a table that nobody can read, by where it lies."""
-        if numbered_in(self.rows.store, row.location) != self.number:
+    def removed(self, row: TableRow, where: str | None) -> str | None:
+        """The table does not stand here any more. ``where``: it lies there, None: nobody can read it. Returns where nothing lies now that is another table's, None where
+        something does. Raises StoreError where it is another generation's, or was changed meanwhile."""
+        if where is None and numbered_in(self.rows.store, row.location) != self.number:
             raise WarehouseGenerationReplaced(self.rows.store)
+        if not self.rows.remove(self.standing, row):
+            raise StoreError(f"the warehouse's table {'.'.join(row.path)} was changed by somebody else", retryable=True)
+        return None if self.rows.another_lies(row.folder) else where or local(row.folder)
 
     def row(self, namespace: Sequence[str], name: str) -> TableRow | None:
         return self.rows.row(self.standing, (".".join(namespace), name))
@@ -104,6 +109,8 @@ class ServedCatalog:
         with errors("open the warehouse's catalog"):
             self._use = Java(jvm)
             self._open = opened
+            self._apart: Any = None
+            """Where the live generation's new tables are made; None until then."""
             self._java = opened(serving.name if generation is None else generation.standing)
 
     def load(self, namespace: Sequence[str], name: str) -> IcebergTable | None:
@@ -148,12 +155,11 @@ class ServedCatalog:
         apart = replace(generation, live=False)
         if (left := apart.row(namespace, name)) is not None:  # whoever made it died
             generation.rows.remove(apart.standing, left)
-        catalog = self._open(apart.standing)
-        try:
-            self._make_namespaces(catalog, namespace)
-            self._make(catalog, namespace, name, schema, given)
-        finally:
-            catalog.close()
+        if self._apart is None:
+            self._apart = self._open(apart.standing)
+        self._make_namespaces(self._apart, namespace)
+        self._make(self._apart, namespace, name, schema, given)
+        crashpoint("generations.catalog_table_made")
         made = apart.row(namespace, name)
         if made is None or not generation.rows.show(generation.number, made):
             raise WarehouseGenerationReplaced(generation.rows.store)
@@ -192,14 +198,10 @@ class ServedCatalog:
                 where: str | None = local(self._loaded(identifier).location())
             except Py4JJavaError:  # nobody can read it: where its files lie is not known
                 where = None
-                if self._generation is not None and row is not None:
-                    self._generation.refuse_elsewhere(row)
             if self._generation is None:
                 self._java.dropTable(identifier, False)
-            elif row is not None and not self._generation.rows.remove(self._generation.standing, row):
-                raise StoreError(
-                    f"the warehouse's table {'.'.join((*namespace, name))} was changed by somebody else", retryable=True
-                )
+            elif row is not None:
+                where = self._generation.removed(row, where)
             if where is not None:
                 storage = self._serving.storage_of(where)
                 for part in ("data", "metadata"):
@@ -208,7 +210,8 @@ class ServedCatalog:
     def tables(self) -> Iterator[tuple[tuple[str, ...], str]]:
         with errors("list the catalog's tables"):
             under = self._serving.under
-            first = [] if under is None else [self._use.table_identifier.parse(f"{under}.t").namespace()]
+            whole = under is None or (self._generation is not None and not self._generation.live)  # nobody else has a table there
+            first = [] if whole else [self._use.table_identifier.parse(f"{under}.t").namespace()]
             ledgers = self._use.table_identifier.parse(f"{LEDGERS}.t").namespace()
             todo = [*first, ledgers] if first else self._children(None)
             found = []
@@ -224,8 +227,10 @@ class ServedCatalog:
         return _listed(self._java.listNamespaces if namespace is None else partial(self._java.listNamespaces, namespace))
 
     def close(self) -> None:
-        with suppress(Py4JError, OSError):
-            self._java.close()
+        for one in (self._java, self._apart):
+            with suppress(Py4JError, OSError):
+                if one is not None:
+                    one.close()
 
     def _identifier(self, namespace: Sequence[str], name: str) -> Any:
         return self._use.table_identifier.parse(".".join((*namespace, name)))

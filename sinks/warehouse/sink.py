@@ -194,8 +194,7 @@ class Warehouse:
         if self._generation is None:
             self._register.erase()
             self._parts = self._parts_of(FIRST)
-        elif self._generation != FIRST:
-            self._register.remove(self._generation)
+        elif self._register.remove(self._generation):
             return
         with _disk_errors("emptied"):
             if self._path.exists():

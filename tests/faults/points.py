@@ -71,6 +71,7 @@ def generation_steps(kind: str) -> list[str]:
         "generations.search_indices_removed",
         "generations.cache_erased",
         "generations.warehouse_erased",
+        "generations.catalog_table_made",
         "generations.catalog_moved",  # within the transaction of a JVM that dies with its process
     )
     return [one for one in of("generations") if not one.startswith(others) and one not in apart]

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from tests.integration.test_generations import fed, followed
 from tests.lakes import Lake
 from tests.waiting import until
 
+OTHER = replace(ORDERS, oid=16499, name="other")
 ROWS = {1: "new", 2: "new", 3: "new"}
 
 
@@ -225,6 +227,60 @@ def test_a_new_table_of_a_writer_that_slept_over_a_swap_is_seen_by_no_reader(sho
             stale._catalog.remove(("public",), "orders")
         assert shop.locations() == seen
     assert locations.keys() == seen.keys()
+
+
+def test_a_writer_that_dies_before_its_new_table_is_shown_makes_it_again(shop: CatalogShop) -> None:
+    assert shop.bootstrap().swapped
+    shop.follow()
+    shop.put(upserts(OTHER, 5, [order(1)]))
+    assert points.killed(shop.follow, "generations.catalog_table_made=kill") == KILLED
+    assert "public.other" not in shop.locations()
+    shop.follow()
+    assert f"/_generations/{STORE}/g2/public/other/" in shop.locations()["public.other"]
+    assert shop.standing().keys() == {"", f"@{STORE}@g1"}
+
+
+def test_a_generation_is_removed_with_its_own_files_only(shop: CatalogShop) -> None:
+    """Its table that nobody can read among them; but where another table lies by now, which has its usual place, nothing is touched."""
+    assert shop.bootstrap().swapped
+    shop.follow()
+    with psycopg.connect(shop.database.dsn, autocommit=True) as connection:
+        rows = connection.execute(
+            "select table_name, metadata_location from iceberg_tables where catalog_name = %s", [f"{shop.catalog}@{STORE}@g1"]
+        )
+        places = dict(rows.fetchall())
+        lost, shared = (Path(places[name].removeprefix("file:")) for name in ("orders", "pairs"))
+        connection.execute(
+            "insert into iceberg_tables (catalog_name, table_namespace, table_name, metadata_location) values ('others', 'public', 'pairs', %s)",
+            [str(shared.with_name("00007-other.metadata.json"))],
+        )
+    lost.unlink()
+    before = shop.found()
+    shop.drop(1)
+    assert shop.generations() == {2: GenerationState.LIVE}
+    assert shop.standing().keys() == {"", "others"}
+    assert not any((lost.parent.parent / part).exists() for part in ("data", "metadata"))
+    assert list(shared.parent.parent.glob("data/*.parquet"))
+    assert shop.found() == before
+
+
+def test_a_foreign_table_in_the_way_is_named_and_nothing_has_changed(shop: CatalogShop) -> None:
+    def taken() -> None:
+        with psycopg.connect(shop.database.dsn, autocommit=True) as connection:
+            connection.execute(
+                "update iceberg_tables set metadata_location = '/nowhere/public/pairs/metadata/1.json' where catalog_name = %s and table_name = 'pairs'",
+                [shop.catalog],
+            )
+
+    with (
+        decided_by(At("generations.decided", taken)),
+        pytest.raises(StoreError, match=r"table public\.pairs is not one of store") as refused,
+    ):
+        shop.bootstrap()
+    assert not refused.value.retryable
+    assert "drop it in the catalog" in (refused.value.hint or "")
+    assert shop.generations() == {1: GenerationState.LIVE, 2: GenerationState.BUILDING}
+    assert shop.found() == ROWS
 
 
 def test_a_follower_that_had_looked_before_commits_nothing_once_the_live_one_is_held(shop: CatalogShop) -> None:
