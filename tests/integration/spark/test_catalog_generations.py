@@ -264,6 +264,29 @@ def test_a_generation_is_removed_with_its_own_files_only(shop: CatalogShop) -> N
     assert shop.found() == before
 
 
+def test_whoever_goes_by_the_cuts_finds_those_of_the_generation_that_is_live(shop: CatalogShop) -> None:
+    """Also before its follower commits anything: the build is its first cut."""
+    shop.options = shop.options_with(cuts=True)
+    shop.sink = Warehouse(STORE, shop.options, shop.clock)
+    shop.change(5, "paid")
+    shop.follow()
+
+    def newest() -> dict[int, str]:
+        row = shop.spark.sql(f"select snapshots from {shop.catalog}.headwater.cuts order by position desc limit 1").first()
+        snapshot = row.snapshots["public.orders"]
+        asked = f"select id, status from {shop.catalog}.public.orders version as of {snapshot}"
+        return {one.id: one.status for one in shop.spark.sql(asked).collect()}
+
+    assert newest() == {**ROWS, 1: "paid"}
+    shop.bootstrap()
+    assert newest() == {**ROWS, 1: "paid"}
+    shop.change(6, "sent")
+    shop.follow()
+    assert newest() == {**ROWS, 1: "sent"}
+    shop.roll_back()
+    assert newest() == {**ROWS, 1: "sent"}
+
+
 def test_a_foreign_table_in_the_way_is_named_and_nothing_has_changed(shop: CatalogShop) -> None:
     def taken() -> None:
         with psycopg.connect(shop.database.dsn, autocommit=True) as connection:
