@@ -16,6 +16,7 @@ from sinks.warehouse.failures import java_name
 _OPTION: Final = "jdbc."
 _WAIT_MS: Final = 5000
 """For so long somebody else's lock is waited for."""
+_NO_RIGHT: Final = "42501"
 _PASSING: Final = ("08", "23505", "40", "53", "55P03", "57", "58")
 """States of errors that waiting can help with: the connection, somebody else's row of that name, locks, a server that ends or has no room."""
 
@@ -97,4 +98,9 @@ def _refused(doing: str, error: Py4JJavaError) -> StoreError:
         state = str(error.java_exception.getSQLState())
     except (Py4JError, OSError):
         return StoreError(f"the warehouse's catalog could not {doing}: {java_name(error)}", retryable=True)
-    return StoreError(f"the database of the warehouse's catalog could not {doing}: {state}", retryable=state.startswith(_PASSING))
+    what = f"the database of the warehouse's catalog could not {doing}: {state}"
+    if state == _NO_RIGHT:
+        tables = "iceberg_tables, iceberg_namespace_properties"
+        hint = f"as the owner of these tables: GRANT SELECT, INSERT, UPDATE, DELETE ON {tables} TO the store's role"
+        return StoreError(what, retryable=False, hint=hint)
+    return StoreError(what, retryable=state.startswith(_PASSING))

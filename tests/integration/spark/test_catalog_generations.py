@@ -8,14 +8,17 @@ import os
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from psycopg import sql
 from pyiceberg.catalog.sql import SqlCatalog
 
 from cdc.__main__ import main
@@ -30,7 +33,7 @@ from cdc.state import status
 from sinks import generations_of, options_model
 from sinks.generations import HELD_AT_MOST_S, GenerationState
 from sinks.warehouse import Options, Warehouse
-from sinks.warehouse.connection import serving
+from sinks.warehouse.connection import generation_rows, serving
 from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
 from tests.contract.test_marks import pair
 from tests.faults import points
@@ -285,6 +288,58 @@ def test_whoever_goes_by_the_cuts_finds_those_of_the_generation_that_is_live(sho
     assert newest() == {**ROWS, 1: "sent"}
     shop.roll_back()
     assert newest() == {**ROWS, 1: "sent"}
+
+
+def test_another_store_in_the_catalog_is_left_alone_and_a_namespace_may_come_with_the_next_generation(
+    shop: CatalogShop, tmp_path: Path
+) -> None:
+    given = {**shop.database.options, "path": tmp_path / "near", "namespace": "near"}
+    with closing(Warehouse("neighbour", Options(kind="iceberg", **given))) as neighbour:
+        neighbour.open(shop.log.reader(), 1)
+        for one in shop.log.batches:
+            neighbour.apply(one)
+        neighbour.commit(shop.log.head)
+        theirs = {name: place for name, place in shop.locations().items() if "neighbour" in name or name.startswith("near.")}
+        assert len(theirs) == 3
+        shop.options = shop.options_with(namespace="ours")
+        assert shop.bootstrap().swapped
+        assert shop.locations().keys() == {f"_headwater.{STORE}", "ours.public.orders", "ours.public.pairs", *theirs}
+        assert len(shop.standing()[f"@{STORE}@g1"]) == 3
+        shop.drop(1)
+        assert shop.standing().keys() == {""}
+        assert not list((shop.database.files / "public").rglob("*.parquet"))
+        assert theirs.items() <= shop.locations().items()
+        shop.change(5, "paid")
+        neighbour.apply(shop.log.batches[-1])
+        neighbour.commit(shop.log.head)
+        assert neighbour.applied() == shop.log.head
+    shop.sink = Warehouse(STORE, shop.options, shop.clock)
+    shop.follow()
+    shop.sink.erase()
+    assert shop.locations().keys() == theirs.keys()
+
+
+def test_a_role_without_the_right_is_named_what_it_lacks(shop: CatalogShop) -> None:
+    role = f"r{uuid.uuid4().hex[:8]}"
+    with psycopg.connect(shop.database.dsn, autocommit=True) as connection:
+        connection.execute(sql.SQL("create role {} login password {}").format(sql.Identifier(role), "canary"))
+        connection.execute(
+            sql.SQL("grant select on iceberg_tables, iceberg_namespace_properties to {}").format(sql.Identifier(role))
+        )
+    address = urlsplit(shop.database.dsn)
+    uri = address._replace(netloc=f"{role}@{address.netloc.rpartition('@')[2]}").geturl()
+    rows = generation_rows(STORE, shop.options_with(uri=uri, password="canary"))
+    try:
+        assert rows.live() == 1
+        with pytest.raises(StoreError, match="could not forget a generation: 42501") as refused:
+            rows.forget(2)
+        assert not refused.value.retryable
+        assert "GRANT SELECT, INSERT, UPDATE, DELETE ON iceberg_tables" in (refused.value.hint or "")
+        assert "canary" not in f"{refused.value} {refused.value.hint}"
+    finally:
+        with psycopg.connect(shop.database.dsn, autocommit=True) as connection:
+            connection.execute(sql.SQL("drop owned by {}").format(sql.Identifier(role)))
+            connection.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
 
 
 def test_a_foreign_table_in_the_way_is_named_and_nothing_has_changed(shop: CatalogShop) -> None:
