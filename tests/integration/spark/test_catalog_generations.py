@@ -34,6 +34,7 @@ from sinks import generations_of, options_model
 from sinks.generations import HELD_AT_MOST_S, GenerationState
 from sinks.warehouse import Options, Warehouse
 from sinks.warehouse.connection import generation_rows, serving
+from sinks.warehouse.failures import CommitConflict
 from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
 from tests.contract.test_marks import pair
 from tests.faults import points
@@ -208,6 +209,28 @@ def test_a_writer_that_slept_over_a_swap_changes_nothing_in_what_readers_see(sho
     assert shop.generations() == {1: GenerationState.LIVE, 2: GenerationState.KEPT}
 
 
+@pytest.mark.parametrize("point", ["warehouse.before_table", "warehouse.before_ledger"])
+def test_a_writer_that_slept_until_its_generation_was_live_again_says_nothing_of_what_it_holds(
+    shop: CatalogShop, point: str
+) -> None:
+    woken: list[dict[str, str]] = []
+
+    def meanwhile() -> None:
+        if not woken:
+            woken.append({})
+            shop.bootstrap()
+            shop.roll_back()
+            woken.append(shop.locations())
+
+    shop.change(10, "paid")
+    with decided_by(At(point, meanwhile)), pytest.raises(StoreError):
+        shop.follow()
+    ledger = f"_headwater.{STORE}"
+    assert shop.locations()[ledger] == woken[-1][ledger]
+    shop.follow()
+    assert shop.found() == {**ROWS, 1: "paid"}
+
+
 def test_a_new_table_of_a_writer_that_slept_over_a_swap_is_seen_by_no_reader(shop: CatalogShop) -> None:
     """A table that is made has no former version to be compared with."""
     other = next(iter({"public.pairs"}))
@@ -377,6 +400,38 @@ def test_a_follower_that_had_looked_before_commits_nothing_once_the_live_one_is_
             generations.release()
             shop.follow()
             assert shop.found()[1] == point
+
+
+def test_a_ledger_that_is_held_takes_no_cut_of_a_writer_that_looks_at_it_again(shop: CatalogShop) -> None:
+    before = shop.locations()
+    with closing(generations_of(STORE, shop.options)) as generations:
+        generations.hold()
+        held = shop.locations()
+        assert {name for name in held if held[name] != before[name]} == {f"_headwater.{STORE}"}
+        shop.change(10, "paid")
+        shop.sink.apply(shop.log.batches[-1])
+        with pytest.raises(StoreError, match="is being replaced"):
+            shop.sink.commit(shop.log.head)
+        assert shop.locations() == held
+        generations.release()
+    shop.follow()
+    assert shop.found() == {**ROWS, 1: "paid"}
+
+
+def test_properties_take_the_place_only_of_those_that_were_read(shop: CatalogShop) -> None:
+    """Whether a table has changed is asked of Iceberg's object for it, which has the newest version in hand from then on."""
+    with closing(Warehouse(STORE, shop.options)) as other:
+        other.open(shop.log.reader(), shop.epoch)
+        mine, theirs = (one._opened()[1].table for one in (shop.sink, other))
+        assert mine is not None
+        assert theirs is not None
+        theirs.set_properties({"by": "them"})
+        assert mine.changed()
+        with pytest.raises(CommitConflict):
+            mine.set_properties({"by": "me"})
+        mine.refresh()
+        assert mine.properties["by"] == "them"
+        mine.set_properties({"by": "me"})
 
 
 def test_what_was_held_and_let_go_is_not_swapped(shop: CatalogShop) -> None:
