@@ -275,18 +275,18 @@ def test_a_generation_is_removed_with_its_own_files_only(shop: CatalogShop) -> N
             "select table_name, metadata_location from iceberg_tables where catalog_name = %s", [f"{shop.catalog}@{STORE}@g1"]
         )
         places = dict(rows.fetchall())
-        lost, shared = (Path(places[name].removeprefix("file:")) for name in ("orders", "pairs"))
         connection.execute(
             "insert into iceberg_tables (catalog_name, table_namespace, table_name, metadata_location) values ('others', 'public', 'pairs', %s)",
-            [str(shared.with_name("00007-other.metadata.json"))],
+            [f"{places['pairs'].rpartition('/')[0]}/00007-other.metadata.json"],
         )
-    lost.unlink()
+    tables = shop.database.files / "public"
+    (tables / "orders" / "metadata" / places["orders"].rpartition("/")[2]).unlink()
     before = shop.found()
     shop.drop(1)
     assert shop.generations() == {2: GenerationState.LIVE}
     assert shop.standing().keys() == {"", "others"}
-    assert not any((lost.parent.parent / part).exists() for part in ("data", "metadata"))
-    assert list(shared.parent.parent.glob("data/*.parquet"))
+    assert not [path for path in shop.files() if path.is_relative_to(tables / "orders")]
+    assert list((tables / "pairs").glob("data/*.parquet"))
     assert shop.found() == before
 
 
