@@ -61,9 +61,11 @@ def generations_of(name: str, options: StoreOptions) -> Generations:
     """The generations of the store ``name``. Raises ConfigError for a kind of store that has one only."""
     refuse_without_rows(name, options, "nothing can be built again")
     if not options.generational:
+        why = options.why_not_generational
         raise ConfigError(
-            f"store {name} of kind {options.kind} has no generations beside each other",
-            hint=f"cdc bootstrap {name} --in-place builds it again where it stands; one of kind opensearch has, and one of kind redis, or of kind iceberg in a `hadoop` catalog, with a `pointer`",
+            f"store {name} of kind {options.kind} has no generations beside each other{why and ': '}{why}",
+            hint=f"cdc bootstrap {name} --in-place builds it again where it stands; one of kind opensearch has, one of kind iceberg in a `sql` catalog,"
+            " and one of kind redis, or of kind iceberg in a `hadoop` catalog, with a `pointer`",
         )
     found: Generations = _module(options.kind).generations(name, options)
     return found

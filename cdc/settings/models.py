@@ -363,6 +363,11 @@ class StoreOptions(Strict):
         return False
 
     @property
+    def why_not_generational(self) -> str:
+        """Says why a store of these options has one generation only, where its kind can have several; empty otherwise."""
+        return ""
+
+    @property
     def keys_apart(self) -> bool:
         """Whether rows are told apart by something beside their columns, such as a document's id, so that the key need not be one of them."""
         return False

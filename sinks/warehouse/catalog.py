@@ -177,6 +177,11 @@ class IcebergTable(ABC):
         return self._seen.properties
 
     @property
+    def version(self) -> str:
+        """Where the metadata lie that were looked at last."""
+        return self._seen.file
+
+    @property
     def snapshot(self) -> int | None:
         """The id of the current one."""
         return self._seen.snapshot
@@ -405,6 +410,8 @@ class IcebergTable(ABC):
         self._refuse_the_past()
         with commit_errors():
             base = self._operations.current()
+            if base.metadataFileLocation() != self._seen.file:
+                raise CommitConflict
             given = self._use.values.hash_map(base.properties())
             for key, value in properties.items():
                 given.put(key, value)

@@ -8,10 +8,12 @@ from urllib.parse import unquote, urlsplit
 
 from sinks.sparksession import spark_session
 from sinks.warehouse.catalog import Catalog
+from sinks.warehouse.catalogdatabase import CatalogDatabase
 from sinks.warehouse.foldercatalog import FolderCatalog
+from sinks.warehouse.generationrows import GenerationRows
 from sinks.warehouse.objectstorage import ObjectStorage
 from sinks.warehouse.options import Options
-from sinks.warehouse.servedcatalog import ServedCatalog, Serving
+from sinks.warehouse.servedcatalog import ServedCatalog, ServedGeneration, Serving
 from sinks.warehouse.storage import LOCAL, Storage
 
 _JDBC: Final = "org.apache.iceberg.jdbc.JdbcCatalog"
@@ -21,13 +23,19 @@ _ANSWER_S: Final = 60
 """A database that is silent for so long is taken for gone."""
 
 
-def connect(store: str, options: Options, aside: Path) -> Catalog:
-    """``options``: with a generation's own folder as ``path``. ``aside``: a folder in the same file system, whose content does not count."""
+def connect(store: str, options: Options, aside: Path, generation: ServedGeneration | None = None) -> Catalog:
+    """``options``: a generation's own (``own_options``). ``aside``: a folder in the same file system, whose content does not count. ``generation``: of a catalog
+    that knows which one is live."""
     spark = spark_session(store)
     jvm, hadoop = spark._jvm, spark._jsc.hadoopConfiguration()
     if options.catalog == "hadoop":
         return FolderCatalog(jvm, hadoop, options.path, aside)
-    return ServedCatalog(jvm, hadoop, serving(options))
+    return ServedCatalog(jvm, hadoop, serving(options), generation)
+
+
+def generation_rows(store: str, options: Options) -> GenerationRows:
+    """``options``: of a catalog in a database."""
+    return GenerationRows(store, options.catalog_name, CatalogDatabase(spark_session(store)._jvm, _of_database(options)))
 
 
 def serving(options: Options) -> Serving:

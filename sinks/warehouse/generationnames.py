@@ -1,7 +1,7 @@
 """Where the generations of a warehouse lie. Pure.
 
 Each is a folder of its own with everything in it: a catalog that any Iceberg reader opens. The first lies in the configured folder itself, any other in
-``_generations/STORE/gN`` below it, with tables of the same names.
+``_generations/STORE/gN`` below it, with tables of the same names. With a SQL catalog the tables lie likewise in the warehouse, wherever that is, and stay there.
 """
 
 from __future__ import annotations
@@ -54,3 +54,24 @@ class WarehouseFolders:
         if target == path:
             return FIRST
         return self.numbered(target.name) if target.parent == home else None
+
+
+def below(warehouse: str, store: str, number: int) -> str:
+    """Where a generation's tables lie in a warehouse, which may be an address.
+
+    >>> below("s3://bucket/lake", "wh", 2)
+    's3://bucket/lake/_generations/wh/g2'
+    """
+    return warehouse if number == FIRST else f"{warehouse.rstrip('/')}/{GENERATIONS}/{safe(store)}/g{number}"
+
+
+def numbered_in(store: str, location: str) -> int:
+    """The generation of the store that a table's location is of.
+
+    >>> numbered_in("wh", "s3://bucket/lake/_generations/wh/g2/public/orders/metadata/00001.json")
+    2
+    >>> numbered_in("wh", "/lake/public/orders/metadata/00001.json")
+    1
+    """
+    found = re.search(f"/{GENERATIONS}/{re.escape(safe(store))}/{_FOLDER.pattern}/", location)
+    return FIRST if found is None else int(found[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from contextlib import closing
+from typing import TypeGuard
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
@@ -13,12 +14,13 @@ from cdc.model.position import Cut
 from sinks.generations import Generation, GenerationEntry, GenerationSize
 from sinks.rowversions import is_history
 from sinks.warehouse.catalog import Catalog, IcebergTable
+from sinks.warehouse.catalogregister import register_of
 from sinks.warehouse.connection import connect
-from sinks.warehouse.generationnames import WarehouseFolders
 from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.marks import SOURCE_KEY, STORE_KEY
 from sinks.warehouse.options import Options
-from sinks.warehouse.register import WarehouseGenerationReplaced, WarehouseRegister
+from sinks.warehouse.parts import own_options
+from sinks.warehouse.register import WarehouseGenerationReplaced
 from sinks.warehouse.sink import Warehouse
 
 
@@ -26,16 +28,12 @@ class WarehouseGenerations:
     """See ``sinks.generations.Generations``."""
 
     def __init__(self, name: str, options: Options) -> None:
-        """``options``: with a pointer."""
+        """``options``: with a pointer, or with a catalog that knows which one is live."""
         self.name = name
         self._options = options
-        self._register = WarehouseRegister.of(name, options)
+        self._register = register_of(name, options)
         self._held: str | None = None
         """The word by which this process holds the live generation."""
-
-    @property
-    def _folders(self) -> WarehouseFolders:
-        return self._register.folders
 
     def all(self) -> Sequence[Generation]:
         return [Generation(one.number, one.state, self._mark(one.number), one.until) for one in self.entries()]
@@ -45,7 +43,9 @@ class WarehouseGenerations:
 
     def size(self, number: int) -> GenerationSize:
         """Rows of histories are not counted, their bytes are."""
-        sizes = {one.name: one.size() for one in self._tables(number)}
+        with closing(self._catalog(number)) as catalog:
+            there = [catalog.load(*name) for name in catalog.tables()]
+            sizes = {one.name: one.size() for one in there if _is_of(one, self.name)}
         rows = sum(rows for name, (rows, _) in sizes.items() if not is_history(name))
         return GenerationSize(rows, sum(taken for _, taken in sizes.values()))
 
@@ -56,7 +56,6 @@ class WarehouseGenerations:
         word = uuid.uuid4().hex
         cut = self._register.hold(word, self._committed)
         self._held = word
-        crashpoint("generations.warehouse_held")
         return cut
 
     def release(self) -> None:
@@ -87,18 +86,17 @@ class WarehouseGenerations:
         return mark.cut
 
     def _mark(self, number: int) -> Mark | None:
-        if not self._folders.ledger(number).exists():
+        if not self._register.begun(number):
             return None
-        table = WarehouseLedger(self.name, self._catalog(number)).table
-        return None if table is None else table.mark
-
-    def _tables(self, number: int) -> list[IcebergTable]:
-        catalog = self._catalog(number)
-        there = [catalog.load(*name) for name in catalog.tables()]
-        return [
-            one for one in there if one is not None and one.properties.get(STORE_KEY) == self.name and SOURCE_KEY in one.properties
-        ]
+        with closing(self._catalog(number)) as catalog:
+            table = WarehouseLedger(self.name, catalog).table
+            return None if table is None else table.mark
 
     def _catalog(self, number: int) -> Catalog:
-        own = self._options.model_copy(update={"path": self._folders.root(number)})
-        return connect(self.name, own, self._folders.staging(number))
+        folders = self._register.folders
+        own = own_options(folders, number, self._options)
+        return connect(self.name, own, folders.staging(number), self._register.served(number))
+
+
+def _is_of(table: IcebergTable | None, store: str) -> TypeGuard[IcebergTable]:
+    return table is not None and table.properties.get(STORE_KEY) == store and SOURCE_KEY in table.properties

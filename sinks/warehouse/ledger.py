@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Final
 
@@ -11,11 +12,15 @@ from cdc.model.lineage import Mark
 from sinks.contract import EpochPassed
 from sinks.warehouse.catalog import Catalog, IcebergTable
 from sinks.warehouse.failures import CommitConflict, CommitUnknown
-from sinks.warehouse.marks import EPOCH_KEY, STORE_KEY, Signed, mark_properties
+from sinks.warehouse.marks import EPOCH_KEY, HELD_KEY, STORE_KEY, Signed, mark_properties
 from sinks.warehouse.names import LEDGERS, safe
+from sinks.warehouse.register import WarehouseGenerationReplaced
 
 _SCHEMA: Final = '{"type":"struct","schema-id":0,"fields":[{"id":1,"name":"store","required":false,"type":"string"}]}'
 _NOTHING: Final = "headwater.nothing."
+_ATTEMPTS: Final = 20
+_PAUSE_S: Final = 0.05
+"""The live generation's writer commits now and then; whoever holds it has to come in between."""
 
 
 class WarehouseLedger:
@@ -41,8 +46,42 @@ class WarehouseLedger:
         """Up to here the topic's changes have left nothing to hold, so there may be no table."""
         return 0 if self.table is None else int(self.table.properties.get(_NOTHING + topic, 0))
 
-    def take(self, epoch: int, first: Mark) -> None:
-        """From now on writers of an earlier epoch are refused. ``first``: a new ledger's mark."""
+    @property
+    def held(self) -> str | None:
+        """The word by which it is held, as it was looked at last."""
+        return (None if self.table is None else self.table.properties.get(HELD_KEY)) or None
+
+    def hold(self, word: str) -> IcebergTable:
+        """It takes no cut from now on: whoever commits says which version of it he has seen. Returns it as it is held, whoever has held it before."""
+        for _ in range(_ATTEMPTS):
+            if self._says(word):
+                return self._there()
+            time.sleep(_PAUSE_S)
+        raise _changed()
+
+    def let_go(self, word: str) -> None:
+        """It takes cuts again, where it is held by this word."""
+        for _ in range(_ATTEMPTS):
+            if self.held != word or self._says(""):
+                return
+            time.sleep(_PAUSE_S)
+        raise _changed()
+
+    def _says(self, word: str) -> bool:
+        """Whether it says so by now; False where somebody else has committed meanwhile."""
+        table = self._there()
+        try:
+            table.set_properties({HELD_KEY: word})
+        except CommitConflict:
+            table.refresh()
+            return False
+        except CommitUnknown as error:
+            raise _changed() from error
+        return True
+
+    def take(self, epoch: int, first: Mark, *, ends_hold: bool = False) -> None:
+        """From now on writers of an earlier epoch are refused. ``first``: a new ledger's mark. ``ends_hold``: of a generation that is not live, which was once held as it
+        was replaced. Raises WarehouseGenerationReplaced where it is held."""
         try:
             if self.table is None:
                 given = {STORE_KEY: self._store, **mark_properties(first)}
@@ -50,17 +89,24 @@ class WarehouseLedger:
             self.table.sync_all()
             if self.table.epoch > epoch:
                 raise EpochPassed(self._store, self.table.epoch)
-            if self.table.epoch < epoch:
-                self.table.set_properties({EPOCH_KEY: str(epoch)})
+            if self.held is not None and not ends_hold:
+                raise WarehouseGenerationReplaced(self._store)
+            said = {EPOCH_KEY: str(epoch)} if self.table.epoch < epoch else {}
+            said |= {HELD_KEY: ""} if self.held is not None else {}
+            if said:
+                self.table.set_properties(said)
         except (CommitConflict, CommitUnknown) as error:
             raise _changed() from error
 
     def refuse_others(self, epoch: int) -> None:
-        """Raises StoreError when it is gone, or not as this sink left it, and EpochPassed for a later writer."""
+        """Raises StoreError when it is gone, held, or not as this sink left it, and EpochPassed for a later writer. What is recorded next is refused where it has
+        changed since."""
         table = self._there()
         table.refresh()
         if table.epoch > epoch:
             raise EpochPassed(self._store, table.epoch)
+        if self.held is not None:
+            raise WarehouseGenerationReplaced(self._store)
         if table.mark != self.mark:
             raise StoreError(f"the ledger of store {self._store} was restored, or written by another", retryable=True)
 

@@ -22,6 +22,10 @@ EPOCH_KEY: Final = "headwater.epoch"
 STORE_KEY: Final = "headwater.store"
 SOURCE_KEY: Final = "headwater.source"
 TABLE_KEY: Final = "headwater.table"
+GENERATION_KEY: Final = "headwater.generation"
+"""Of a table in a catalog that has several generations of a store: the number of its own, where that is not the first."""
+HELD_KEY: Final = "headwater.held"
+"""Of a ledger that takes no cut at present: the word of whoever holds it. Empty: it is not held."""
 
 
 @dataclass(frozen=True, slots=True)

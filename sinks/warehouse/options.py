@@ -25,7 +25,8 @@ class Options(CatalogOptions):
     """Put before `schema.table` in the tables' names."""
     pointer: Path | None = None
     """A symbolic link that readers open as their warehouse instead of `path`: it leads to the folder of the live generation, so that `cdc bootstrap` can put the
-    next one in its place ([stores.md](stores.md#generations-of-a-warehouse)). Made by Headwater; outside `path`. Left out: `cdc bootstrap` builds in place."""
+    next one in its place ([stores.md](stores.md#generations-of-a-warehouse)). Made by Headwater; outside `path`. Left out: `cdc bootstrap` builds in place, but for
+    `catalog = "sql"`, whose readers need none."""
     commit_interval_ms: int = Field(3000, ge=0)
     """Under steady changes, commits are no closer together than this; a change that comes alone is committed at once."""
     batch_rows: int = Field(1_000_000, ge=1)
@@ -50,8 +51,9 @@ class Options(CatalogOptions):
     @model_validator(mode="after")
     def _readers_find_the_pointer_outside(self) -> Self:
         if self.pointer is not None and self.catalog != "hadoop":
+            how = "builds the next generation without one" if self.catalog == "sql" else "builds in place"
             raise ValueError(
-                f'catalog = "{self.catalog}" knows no `pointer`: its readers ask the catalog, and `cdc bootstrap` builds in place'
+                f'catalog = "{self.catalog}" knows no `pointer`: its readers ask the catalog, and `cdc bootstrap` {how}'
             )
         if self.pointer is not None and self.pointer.absolute().is_relative_to(self.path.absolute()):
             raise ValueError("pointer lies in path, where a reader of path would take it for a namespace; name one beside path")
@@ -63,7 +65,13 @@ class Options(CatalogOptions):
 
     @property
     def generational(self) -> bool:
-        return self.pointer is not None
+        return self.pointer is not None or self.catalog == "sql"
+
+    @property
+    def why_not_generational(self) -> str:
+        if self.catalog == "rest":
+            return "no catalog's server has to change several tables in one step, so readers would see some of one generation and some of the other"
+        return "" if self.generational else "readers open its folder itself, and not a `pointer` to it"
 
     @property
     def disk_path(self) -> Path:

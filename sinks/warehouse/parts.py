@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sinks.warehouse.generationnames import WarehouseFolders
+from sinks.warehouse.generationnames import WarehouseFolders, below
 from sinks.warehouse.keycache import KeyCache
 from sinks.warehouse.options import Options
 from sinks.warehouse.scratch import Scratch, Staging
@@ -38,5 +38,13 @@ def parts_of(folders: WarehouseFolders, number: int, options: Options) -> Wareho
     """``options``: as the configuration says them."""
     aside = folders.staging(number)
     scratch = Scratch(aside)
-    own = options.model_copy(update={"path": folders.root(number)})
+    own = own_options(folders, number, options)
     return WarehouseParts(number, own, aside, scratch, Staging(scratch, options.staged_bytes), KeyCache(options.key_cache_bytes))
+
+
+def own_options(folders: WarehouseFolders, number: int, options: Options) -> Options:
+    """Those of one generation: with its own folder as ``path``, and its own part of the ``warehouse``."""
+    where = options.warehouse
+    if options.catalog == "sql" and where is not None:
+        where = below(where, folders.store, number)
+    return options.model_copy(update={"path": folders.root(number), "warehouse": where})

@@ -31,6 +31,7 @@ from sinks.rowversions import history_topic
 from sinks.warehouse import datafiles
 from sinks.warehouse.catalog import Catalog, Changes, IcebergTable
 from sinks.warehouse.columns import Add, Change, Drop, IcebergField, arrow_schema, first_schema, parse_schema, to_rows
+from sinks.warehouse.cuts import CutsTable
 from sinks.warehouse.deletedrows import DeletedRows
 from sinks.warehouse.disk import Lacking
 from sinks.warehouse.erasure import TableName, erase
@@ -79,8 +80,20 @@ class WarehouseRebuild:
         ledger.refuse_others(epoch)
         kept = {path for topic in topics for path in self._paths(topic)} | {((LEDGERS,), safe(self.store))}
         erase(self.catalog, self.store, kept)
+        if self.options.cuts:
+            self._first_cut(topics, signed)
         ledger.record(signed, {})
         return Outcome(rows)
+
+    def _first_cut(self, topics: Sequence[TopicAsOf], signed: Signed) -> None:
+        """Whoever goes by the cuts finds one as soon as they find the tables."""
+        snapshots = {}
+        for namespace, name in (path for topic in topics for path in self._paths(topic)):
+            table = self.catalog.load(namespace, name)
+            if table is not None and table.snapshot is not None:
+                snapshots[".".join((*namespace, name))] = table.snapshot
+        cuts = CutsTable(self.store, self.options.namespace, self.catalog, self.writer, self.options.keep_snapshots_s)
+        cuts.record(signed, snapshots)
 
     def _path(self, topic: TopicAsOf) -> TableName:
         return place_of(topic.shape.schema, self.options.namespace)

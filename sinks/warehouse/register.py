@@ -15,10 +15,10 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
 
 from cdc.crashpoint import crashpoint
@@ -29,6 +29,9 @@ from sinks.generations import GenerationEntry, GenerationState
 from sinks.warehouse.disk import sync
 from sinks.warehouse.generationnames import FIRST, WarehouseFolders
 from sinks.warehouse.options import Options
+
+if TYPE_CHECKING:
+    from sinks.warehouse.servedcatalog import ServedGeneration
 
 _REGISTER: Final = "register.json"
 _LOCK: Final = ".lock"
@@ -42,6 +45,77 @@ class WarehouseGenerationReplaced(StoreError):
 
     def __init__(self, store: str) -> None:
         super().__init__(f"store {store}: this generation is no longer the live one, or is being replaced", retryable=True)
+
+
+class GenerationRegister(Protocol):
+    """One store's generations, as the place where they lie records them. Raises StoreError."""
+
+    @property
+    def folders(self) -> WarehouseFolders: ...
+
+    def live(self) -> int: ...
+
+    def entries(self) -> list[GenerationEntry]:
+        """Those that are there, by number. None where the store was never written."""
+        ...
+
+    def begun(self, number: int) -> bool:
+        """Whether the generation has a ledger."""
+        ...
+
+    def served(self, number: int) -> ServedGeneration | None:
+        """The generation as a catalog beside the files knows it; None where its folder is its catalog."""
+        ...
+
+    def make(self, number: int) -> None:
+        """The generation's folder is there, durably, and what was erased before is gone."""
+        ...
+
+    def point(self, number: int) -> None:
+        """Has what readers go by say that this generation is live. Raises WarehouseGenerationReplaced when that is another one, or is held."""
+        ...
+
+    def lost(self) -> bool:
+        """Whether what readers go by is not there, though it is to be."""
+        ...
+
+    def refuse_replaced(self, number: int) -> None:
+        """Raises WarehouseGenerationReplaced where readers see another generation by now, and its tables do not say so. Takes next to no time."""
+        ...
+
+    def committing(self, number: int) -> AbstractContextManager[None]:
+        """While the live generation's ledger takes a cut. Raises WarehouseGenerationReplaced where it is not live any more, or is held."""
+        ...
+
+    def held(self) -> str | None:
+        """The word by which the live generation is held."""
+        ...
+
+    def hold(self, word: str, cut: Callable[[int], Cut]) -> Cut:
+        """The live generation takes no cut from now on. ``cut``: gives a generation's. Returns the last that it took."""
+        ...
+
+    def let_go(self, word: str) -> None:
+        """It is as before, where it is held by this word."""
+        ...
+
+    def swap(self, word: str, number: int, until: float | None) -> None:
+        """Readers see this generation from now on, and the live one is kept until then. Raises WarehouseGenerationReplaced where that is not held by this
+        word."""
+        ...
+
+    def remove(self, number: int) -> bool:
+        """A generation goes, with all that is its own. Interrupted and done again it comes to the same. Returns whether that is all: what the first has in the
+        folder that all of them are in is the caller's to remove."""
+        ...
+
+    def forget(self, number: int) -> None:
+        """It has been removed."""
+        ...
+
+    def erase(self) -> None:
+        """Removes every generation, but for the tables of the first in its folder, and what says which is live."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +151,7 @@ _FILE: Final = StateFile(1, _encoded, _decoded, _unreadable, shared=True)
 
 @dataclass(frozen=True, slots=True)
 class WarehouseRegister:
-    """One store's. ``pointer``: the link, absolute; None: there is the first generation only."""
+    """See ``GenerationRegister``: that of folders. ``pointer``: the link, absolute; None: there is the first generation only."""
 
     folders: WarehouseFolders
     pointer: Path | None
@@ -122,8 +196,13 @@ class WarehouseRegister:
                 found.append(GenerationEntry(number, GenerationState.BUILDING))
         return found
 
+    def begun(self, number: int) -> bool:
+        return self.folders.ledger(number).exists()
+
+    def served(self, number: int) -> None:
+        """Its folder is its catalog."""
+
     def make(self, number: int) -> None:
-        """The generation's folder is there, durably, and what was erased before is gone."""
         root = self.folders.root(number)
         if number == FIRST or root.is_dir():
             return
@@ -178,7 +257,8 @@ class WarehouseRegister:
             live = self.live()
             found = cut(live)
             self._save(replace(self._read() or WarehouseRecord(), held=(live, word)))
-            return found
+        crashpoint("generations.warehouse_held")
+        return found
 
     def let_go(self, word: str) -> None:
         """It is as before, where it is held by this word."""
@@ -202,14 +282,16 @@ class WarehouseRegister:
             crashpoint("generations.warehouse_swapped")
             self._save(_put_in_place(record, number))
 
-    def remove(self, number: int) -> None:
-        """A generation's folder goes, which is not the first's. Interrupted and done again it comes to the same."""
+    def remove(self, number: int) -> bool:
+        if number == FIRST:
+            return False
         with _errors("remove a generation"):
             if (root := self.folders.root(number)).exists():
                 gone = self.folders.home / f"{_ERASED}{uuid4().hex}"
                 root.rename(gone)
                 sync(self.folders.home)
             self._sweep()
+        return True
 
     def forget(self, number: int) -> None:
         """It has been removed."""

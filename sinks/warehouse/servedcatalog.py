@@ -11,19 +11,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
-from sinks.warehouse.catalog import TABLE_PROPERTIES, Gone, IcebergTable, Seen, local
+from sinks.warehouse.catalog import TABLE_PROPERTIES, Gone, IcebergTable, Pending, Seen, local
 from sinks.warehouse.disk import Lacking, sync
 from sinks.warehouse.failures import Vanished, commit_errors, errors, java_name
+from sinks.warehouse.generationnames import FIRST, numbered_in
+from sinks.warehouse.generationrows import GenerationRows, TableRow
 from sinks.warehouse.java import Java
+from sinks.warehouse.marks import GENERATION_KEY, STORE_KEY
 from sinks.warehouse.names import LEDGERS
+from sinks.warehouse.register import WarehouseGenerationReplaced
 from sinks.warehouse.storage import LOCAL, Storage
 from sinks.warehouse.versions import MetadataFiles
 
@@ -52,18 +57,61 @@ class Serving:
         return f"Serving({self.implementation}, {self.name})"
 
 
-class ServedCatalog:
-    """See ``sinks.warehouse.catalog.Catalog``."""
+@dataclass(frozen=True, slots=True)
+class ServedGeneration:
+    """One generation in a catalog that has several. ``live``: whether its tables stand where readers look."""
 
-    def __init__(self, jvm: Any, hadoop_configuration: Any, serving: Serving) -> None:
+    number: int
+    live: bool
+    rows: GenerationRows
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """Those that each of its tables has."""
+        return {} if self.number == FIRST else {GENERATION_KEY: str(self.number)}
+
+    @property
+    def standing(self) -> str:
+        """The catalog's name under which its tables stand."""
+        return self.rows.catalog if self.live else self.rows.standing(self.number)
+
+    def refuse_others(self, properties: Mapping[str, str]) -> None:
+        """Raises WarehouseGenerationReplaced for a table of the same store, and of another generation."""
+        if properties.get(STORE_KEY) == self.rows.store and int(properties.get(GENERATION_KEY, FIRST)) != self.number:
+            raise WarehouseGenerationReplaced(self.rows.store)
+
+    def removed(self, row: TableRow, where: str | None) -> str | None:
+        """The table does not stand here any more. ``where``: it lies there, None: nobody can read it. Returns where nothing lies now that is another table's, None where
+        something does. Raises StoreError where it is another generation's, or was changed meanwhile."""
+        if where is None and numbered_in(self.rows.store, row.location) != self.number:
+            raise WarehouseGenerationReplaced(self.rows.store)
+        if not self.rows.remove(self.standing, row):
+            raise StoreError(f"the warehouse's table {'.'.join(row.path)} was changed by somebody else", retryable=True)
+        return None if self.rows.another_lies(row.folder) else where or local(row.folder)
+
+    def row(self, namespace: Sequence[str], name: str) -> TableRow | None:
+        return self.rows.row(self.standing, (".".join(namespace), name))
+
+
+class ServedCatalog:
+    """See ``sinks.warehouse.catalog.Catalog``. Of a store's tables it shows one generation's."""
+
+    def __init__(self, jvm: Any, hadoop_configuration: Any, serving: Serving, generation: ServedGeneration | None = None) -> None:
+        """``generation``: None where the catalog has one only."""
+        self._generation = generation
+        self._serving = serving
+
+        def opened(name: str) -> Any:
+            # By Iceberg's own way in, which takes the classes that Spark's loader does not have at hand.
+            given = self._use.values.java_map(serving.properties)
+            return jvm.org.apache.iceberg.CatalogUtil.loadCatalog(serving.implementation, name, given, hadoop_configuration)
+
         with errors("open the warehouse's catalog"):
             self._use = Java(jvm)
-            self._serving = serving
-            given = self._use.values.java_map(serving.properties)
-            # By Iceberg's own way in, which takes the classes that Spark's loader does not have at hand.
-            self._java = jvm.org.apache.iceberg.CatalogUtil.loadCatalog(
-                serving.implementation, serving.name, given, hadoop_configuration
-            )
+            self._open = opened
+            self._apart: Any = None
+            """Where the live generation's new tables are made; None until then."""
+            self._java = opened(serving.name if generation is None else generation.standing)
 
     def load(self, namespace: Sequence[str], name: str) -> IcebergTable | None:
         for last in (False, True):
@@ -87,21 +135,50 @@ class ServedCatalog:
 
     def create(self, namespace: Sequence[str], name: str, schema: str, properties: Mapping[str, str]) -> IcebergTable:
         with errors("create a table"):
-            given = self._use.values.java_map({**TABLE_PROPERTIES, **_TIDIES_METADATA, **properties})
-            identifier = self._identifier(namespace, name)
-            self._make_namespaces(namespace)
-            self._java.createTable(identifier, self._use.schema_parser.fromJson(schema), self._use.unpartitioned, given)
-            return self._table(identifier)
+            own = {} if self._generation is None else self._generation.properties
+            given = {**TABLE_PROPERTIES, **_TIDIES_METADATA, **own, **properties}
+            self._make_namespaces(self._java, namespace)
+            if self._generation is not None and self._generation.live:
+                self._make_apart(self._generation, namespace, name, schema, given)
+            else:
+                self._make(self._java, namespace, name, schema, given)
+            return self._table(self._identifier(namespace, name))
+
+    def _make(self, catalog: Any, namespace: Sequence[str], name: str, schema: str, given: Mapping[str, str]) -> None:
+        parsed = self._use.schema_parser.fromJson(schema)
+        catalog.createTable(self._identifier(namespace, name), parsed, self._use.unpartitioned, self._use.values.java_map(given))
+
+    def _make_apart(
+        self, generation: ServedGeneration, namespace: Sequence[str], name: str, schema: str, given: Mapping[str, str]
+    ) -> None:
+        """Where nobody sees it; it is shown only while the generation is live."""
+        apart = replace(generation, live=False)
+        if (left := apart.row(namespace, name)) is not None:  # whoever made it died
+            generation.rows.remove(apart.standing, left)
+        if self._apart is None:
+            self._apart = self._open(apart.standing)
+        self._make_namespaces(self._apart, namespace)
+        self._make(self._apart, namespace, name, schema, given)
+        crashpoint("generations.catalog_table_made")
+        made = apart.row(namespace, name)
+        if made is None or not generation.rows.show(generation.number, made):
+            raise WarehouseGenerationReplaced(generation.rows.store)
 
     def _table(self, identifier: Any) -> IcebergTable:
-        return ServedTable(self._use, partial(self._java.loadTable, identifier), self._serving)
+        return ServedTable(self._use, partial(self._loaded, identifier), self._serving)
 
-    def _make_namespaces(self, namespace: Sequence[str]) -> None:
+    def _loaded(self, identifier: Any) -> Any:
+        found = self._java.loadTable(identifier)
+        if self._generation is not None:
+            self._generation.refuse_others(self._use.values.strings(found.properties()))
+        return found
+
+    def _make_namespaces(self, catalog: Any, namespace: Sequence[str]) -> None:
         for deep in range(1, len(namespace) + 1):
             made = self._use.table_identifier.parse(".".join((*namespace[:deep], "t"))).namespace()
-            if not self._java.namespaceExists(made):
+            if not catalog.namespaceExists(made):
                 try:
-                    self._java.createNamespace(made)
+                    catalog.createNamespace(made)
                 except Py4JJavaError as error:
                     if java_name(error) != "AlreadyExistsException":
                         raise
@@ -115,12 +192,16 @@ class ServedCatalog:
 
     def remove(self, namespace: Sequence[str], name: str) -> None:
         identifier = self._identifier(namespace, name)
+        row = None if self._generation is None else self._generation.row(namespace, name)
         with errors("remove a table"):
             try:
-                where: str | None = local(self._java.loadTable(identifier).location())
+                where: str | None = local(self._loaded(identifier).location())
             except Py4JJavaError:  # nobody can read it: where its files lie is not known
                 where = None
-            self._java.dropTable(identifier, False)
+            if self._generation is None:
+                self._java.dropTable(identifier, False)
+            elif row is not None:
+                where = self._generation.removed(row, where)
             if where is not None:
                 storage = self._serving.storage_of(where)
                 for part in ("data", "metadata"):
@@ -129,7 +210,8 @@ class ServedCatalog:
     def tables(self) -> Iterator[tuple[tuple[str, ...], str]]:
         with errors("list the catalog's tables"):
             under = self._serving.under
-            first = [] if under is None else [self._use.table_identifier.parse(f"{under}.t").namespace()]
+            whole = under is None or (self._generation is not None and not self._generation.live)  # nobody else has a table there
+            first = [] if whole else [self._use.table_identifier.parse(f"{under}.t").namespace()]
             ledgers = self._use.table_identifier.parse(f"{LEDGERS}.t").namespace()
             todo = [*first, ledgers] if first else self._children(None)
             found = []
@@ -145,8 +227,10 @@ class ServedCatalog:
         return _listed(self._java.listNamespaces if namespace is None else partial(self._java.listNamespaces, namespace))
 
     def close(self) -> None:
-        with suppress(Py4JError, OSError):
-            self._java.close()
+        for one in (self._java, self._apart):
+            with suppress(Py4JError, OSError):
+                if one is not None:
+                    one.close()
 
     def _identifier(self, namespace: Sequence[str], name: str) -> Any:
         return self._use.table_identifier.parse(".".join((*namespace, name)))
@@ -191,6 +275,14 @@ class ServedTable(IcebergTable):
             if java_name(error) not in _NOT_THERE:
                 raise
             raise Gone(self.name) from error
+
+    def begin(self) -> Pending:
+        try:
+            return super().begin()
+        except StoreError:
+            if self._newest() is None:  # Iceberg looks again by itself, and calls that a contradiction
+                raise Gone(self.name) from None
+            raise
 
     def _look(self, look: Callable[[], Seen]) -> Seen:
         for _ in range(2):

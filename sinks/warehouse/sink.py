@@ -31,6 +31,7 @@ from sinks.render.rowtext import row_text
 from sinks.rowversions import history_topic, refuse
 from sinks.sparksession import jvm_thread_s
 from sinks.warehouse.catalog import Catalog
+from sinks.warehouse.catalogregister import register_of
 from sinks.warehouse.columns import labels
 from sinks.warehouse.connection import connect
 from sinks.warehouse.erasure import erase
@@ -43,7 +44,7 @@ from sinks.warehouse.names import place_of
 from sinks.warehouse.options import Options
 from sinks.warehouse.parts import WarehouseParts, parts_of
 from sinks.warehouse.rebuild import WarehouseRebuild
-from sinks.warehouse.register import WarehouseRegister
+from sinks.warehouse.register import GenerationRegister
 from sinks.warehouse.scratch import Scratch, Staging
 from sinks.warehouse.tables import WarehouseTables, history_place, refuse_missing
 from sinks.warehouse.tablescan import live_rows
@@ -80,8 +81,8 @@ class Warehouse:
         return parts_of(self._register.folders, number, self.options)
 
     @property
-    def _register(self) -> WarehouseRegister:
-        return WarehouseRegister.of(self.name, self.options)
+    def _register(self) -> GenerationRegister:
+        return register_of(self.name, self.options)
 
     @property
     def _path(self) -> Path:
@@ -193,8 +194,7 @@ class Warehouse:
         if self._generation is None:
             self._register.erase()
             self._parts = self._parts_of(FIRST)
-        elif self._generation != FIRST:
-            self._register.remove(self._generation)
+        elif self._register.remove(self._generation):
             return
         with _disk_errors("emptied"):
             if self._path.exists():
@@ -204,7 +204,8 @@ class Warehouse:
             self._scratch.sweep()
 
     def _connected(self) -> Catalog:
-        return connect(self.name, self._parts.options, self._parts.aside)
+        parts = self._parts
+        return connect(self.name, parts.options, parts.aside, self._register.served(parts.number))
 
     def _disconnect(self) -> None:
         if self._catalog is not None:
@@ -216,7 +217,7 @@ class Warehouse:
         try:
             self._own_folder()
             self._scratch.folder()  # from now on everybody can see that the writer of our files lives
-            ledger.take(epoch, extent.lineage().mark(ZERO_CUT))
+            ledger.take(epoch, extent.lineage().mark(ZERO_CUT), ends_hold=self._generation is not None)
             if self._generation is None:
                 self._register.point(self._parts.number)  # somebody may have held it since it was chosen
         except OSError as error:

@@ -64,13 +64,15 @@ def of(room: str) -> list[str]:
 
 
 def generation_steps(kind: str) -> list[str]:
-    """The steps in which the next generation of a store of this kind ("cache") is built of the log alone, and put in place."""
-    others = tuple(f"generations.{one}_" for one in ("search", "cache", "warehouse") if one != kind)
+    """The steps in which the next generation of a store of this kind ("cache"; "catalog": a warehouse in a SQL catalog) is built of the log alone, and put in place."""
+    others = tuple(f"generations.{one}_" for one in ("search", "cache", "warehouse", "catalog") if one != kind)
     apart = (
         "generations.read_again",
         "generations.search_indices_removed",
         "generations.cache_erased",
         "generations.warehouse_erased",
+        "generations.catalog_table_made",
+        "generations.catalog_moved",  # within the transaction of a JVM that dies with its process
     )
     return [one for one in of("generations") if not one.startswith(others) and one not in apart]
 

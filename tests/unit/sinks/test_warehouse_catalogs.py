@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sinks import options_model
+from cdc.errors import ConfigError
+from sinks import generations_of, options_model
 from sinks.warehouse.connection import serving
 from sinks.warehouse.options import Options
 
@@ -54,6 +55,17 @@ def test_what_cannot_be_is_refused_without_its_secret(given: dict[str, str], why
     with pytest.raises(ValidationError, match=why) as refused:
         options(**given)
     assert "canary" not in "".join(error["msg"] for error in refused.value.errors())
+
+
+def test_whose_generations_stand_beside_each_other(tmp_path: Path) -> None:
+    assert options(**SQL).generational
+    assert options(pointer=tmp_path / "live").generational
+    for given, why in ((REST, "several tables in one step"), ({}, "not a `pointer`")):
+        with pytest.raises(
+            ConfigError, match=f"store lake of kind iceberg has no generations beside each other: .*{why}"
+        ) as refused:
+            generations_of("lake", options(**given))
+        assert "--in-place" in (refused.value.hint or "")
 
 
 def test_a_database_is_told_in_javas_words() -> None:
