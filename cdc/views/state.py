@@ -41,6 +41,8 @@ PAGES_KB: Final = 65_536
 
 _JOURNAL_PAGES: Final = 8192
 """Pages of 4 KiB that are written to the journal before they are written to the file: what changes often meanwhile is written once."""
+_AT_ONCE: Final = 20
+"""Keys that are looked up by one statement."""
 _PIECE: Final = 50_000
 """Rows that are read at once."""
 
@@ -405,8 +407,7 @@ class KeptRelation:
     def _of_few(self, names: Sequence[str], values: pa.Table) -> pa.Table:
         """Those that the store has."""
         if self._few > values.num_rows:
-            sql = f"SELECT {self._columns} FROM {self._table} WHERE {_is(names)}"
-            return self._state.found(sql, dict.fromkeys(rows_of(values, names)), self.schema)
+            return self._looked_up(names, dict.fromkeys(rows_of(values, names)))
         few = self._all_few()
         if not few.num_rows:
             return few
@@ -416,6 +417,18 @@ class KeptRelation:
             [run], columns_of(values, names), values.num_rows, lambda some: [one.take(pa.array(some)) for one in columns]
         )
         return few.take(pa.array(np.unique(places)))
+
+    def _looked_up(self, names: Sequence[str], keys: Collection[Row]) -> pa.Table:
+        """Through the index: some keys at once where that can be said, as NULL is equal to NULL here."""
+        sql = f"SELECT {self._columns} FROM {self._table} WHERE"
+        some = [key[0] for key in keys if key[0] is not None] if len(names) == 1 else []
+        whole = len(some) - len(some) % _AT_ONCE
+        groups = [tuple(some[at : at + _AT_ONCE]) for at in range(0, whole, _AT_ONCE)]
+        found = (
+            [self._state.found(f"{sql} {quoted(names[0])} IN ({', '.join('?' * _AT_ONCE)})", groups, self.schema)] if groups else []
+        )
+        alone = [key for key in keys if key[0] is None] + [(one,) for one in some[whole:]] if groups else keys
+        return pa.concat_tables([*found, self._state.found(f"{sql} {_is(names)}", alone, self.schema)])
 
     def _all_few(self) -> pa.Table:
         return self._state.found(f"SELECT {self._columns} FROM {self._table}", [()] * bool(self._few), self.schema)
