@@ -21,12 +21,15 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.views.columnfiles import ColumnFiles, GrowingFile
+from cdc.views.contract import StateDamaged
 from cdc.views.hashes import HashRun, Places, agreeing, columns_of, hashed, merged
 
 PIECE: Final = 200_000
 """Rows that are taken at once."""
 _MERGED: Final = 500_000
 """Entries of an index that are merged at once."""
+_FORMAT: Final = 1
+"""Of the files, the rows' hashes among them."""
 _ENTRY: Final = 16
 """Bytes of an entry of a run: its hash and its place."""
 
@@ -43,11 +46,15 @@ class BulkFacts:
 
     @property
     def text(self) -> str:
-        return json.dumps([self.generation, self.rows, self.drawn, self.sizes, self.runs])
+        return json.dumps([_FORMAT, self.generation, self.rows, self.drawn, self.sizes, self.runs])
 
     @classmethod
     def read(cls, text: str) -> Self:
-        generation, rows, drawn, sizes, runs = json.loads(text)
+        """Raises StateDamaged."""
+        written_as, *found = json.loads(text)
+        if written_as != _FORMAT:
+            raise StateDamaged("the state is of another version")
+        generation, rows, drawn, sizes, runs = found
         return cls(generation, rows, drawn, sizes, [[(number, entries) for number, entries in one] for one in runs])
 
 
@@ -150,6 +157,8 @@ class BulkRows:
         """Which of ``values``, and the places of the rows that have them in these columns, which are an index's."""
 
         def stored(places: Places) -> list[pa.Array]:
+            if len(places) and not 0 <= places.min() <= places.max() < self._facts.rows:
+                raise StateDamaged("the state is damaged (an index)")
             return [self._columns[name].taken(places, self._facts.rows) for name in columns]
 
         runs = map(_opened, self._runs[self._indices[columns]])

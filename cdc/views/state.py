@@ -345,8 +345,8 @@ class KeptRelation:
         there = set(rows_of(keys, self.key))
         if self._bulk is not None and after.num_rows >= BULK_ROWS and self._state.changing:
             self._delete(there)
+            self._appended = True  # in part, where it fails
             self._bulk.append(after)
-            self._appended = True
             return
         new, changed, kept = [], [], set()
         others = [name for name in self.schema.names if name not in self.key]
@@ -370,8 +370,8 @@ class KeptRelation:
         which, places = self._bulk.found(self.key, keys)
         if not len(places):
             return keys
-        self._bulk.bury(places)
         self._buried = True
+        self._bulk.bury(places)
         self._state.executed(f"INSERT INTO {self._dead} VALUES (?)", zip(np.sort(places).tolist(), strict=True))
         others = np.ones(keys.num_rows, np.bool_)
         others[which] = False
