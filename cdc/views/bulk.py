@@ -36,7 +36,7 @@ _ENTRY: Final = 16
 
 @dataclass(slots=True)
 class BulkFacts:
-    """What counts of the files. ``sizes``: file → bytes. ``runs``: for each index the numbers of its runs, with their entries. ``drawn``: numbers of runs so far."""
+    """The facts of the files that count. ``sizes``: file → bytes. ``runs``: for each index the numbers of its runs, with their entries. ``drawn``: numbers of runs so far."""
 
     generation: int = 0
     rows: int = 0
@@ -97,7 +97,7 @@ class BulkRows:
 
     @property
     def names(self) -> set[str]:
-        """Of the files."""
+        """The files' names."""
         return {*self.facts.sizes, *(file.path.name for runs in self._runs for file in runs)}
 
     # --- changes

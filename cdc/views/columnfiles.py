@@ -74,7 +74,7 @@ class GrowingFile:
 
     @property
     def buffer(self) -> pa.Buffer:
-        """What counts."""
+        """The bytes that count."""
         if not self.size:
             return _EMPTY
         if self._seen is None:
@@ -83,7 +83,7 @@ class GrowingFile:
         return self._seen
 
     def array(self, kind: Any) -> np.ndarray[Any, np.dtype[Any]]:
-        """What counts, as numbers."""
+        """The bytes that count, as numbers."""
         return np.frombuffer(self.buffer, kind)
 
 

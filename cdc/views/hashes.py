@@ -103,7 +103,7 @@ class HashRun:
 
     @classmethod
     def of(cls, hashes: U64, first: int = 0) -> HashRun:
-        """Of rows that lie one after another from place ``first`` on."""
+        """The run of rows that lie one after another from place ``first`` on."""
         order = np.argsort(hashes, kind="stable")
         return cls(hashes[order], order + first)
 

@@ -204,7 +204,7 @@ class KernelState:
         return pa.concat_tables([*pieces, table_of(rows, schema)])
 
     def facts(self, relation: str) -> BulkFacts:
-        """What counts of a relation's files, as of the last ``commit``."""
+        """The facts of a relation's files that count, as of the last ``commit``."""
         with _whole():
             found = self._store.execute(f"SELECT facts FROM {_FILES} WHERE relation = ?", [relation]).fetchone()
         return BulkFacts() if found is None else BulkFacts.read(found[0])
@@ -250,12 +250,10 @@ class KeptRelation:
         self._state, self.schema, self.key = state, schema, key
         for one in schema:
             refuse_unknown(one.type)
-        self._name, self._table, self._dead = name, quoted(name), quoted(f"{name}_buried")
+        self._name, self._table = name, quoted(name)
         self._slices = {"": key} | {one: tuple(columns) for one, columns in slices.items()}
-        self._columns = ", ".join(quoted(one) for one in schema.names)
         state.executed(f"CREATE TABLE IF NOT EXISTS {self._table} ({self._columns})")
         state.executed(f"CREATE TABLE IF NOT EXISTS {self._dead} (place INTEGER PRIMARY KEY)")
-        self._indices = list(filter(None, dict.fromkeys(self._slices.values())))
         for number, columns in enumerate(self._indices):
             index = ", ".join(map(quoted, columns))
             state.executed(f"CREATE INDEX IF NOT EXISTS {quoted(f'{name}_{number}')} ON {self._table} ({index})")
@@ -264,6 +262,20 @@ class KeptRelation:
         self._bulk = self._opened()
         self._appended = self._buried = False
         self._sweep()
+
+    @property
+    def _columns(self) -> str:
+        return ", ".join(map(quoted, self.schema.names))
+
+    @property
+    def _dead(self) -> str:
+        """The table of places that were buried."""
+        return quoted(f"{self._name}_buried")
+
+    @property
+    def _indices(self) -> list[tuple[str, ...]]:
+        """The columns of each index."""
+        return list(filter(None, dict.fromkeys(self._slices.values())))
 
     def _opened(self) -> BulkRows | None:
         """As of the last commit."""
