@@ -1,7 +1,7 @@
 """Views kept up: what a batch of changes costs a view's kernel, its commit included, beside the rows that it has kept. No log and no database takes part.
 
 ``rows`` is the number of orders; there are a fifth as many customers, and a fiftieth as many products. A batch of ``changes`` has orders that are inserted, changed
-and deleted (3 : 6 : 1), and one customer that is renamed for each hundred of them.
+and deleted (3 : 6 : 1), and one customer that is renamed for each hundred of them. The first build of the join is compared with Spark's (``bench.viewbuild``).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import resource
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from statistics import median
@@ -70,18 +71,24 @@ class Shop:
         self._chance = np.random.default_rng(rows)
         sql, key = VIEWS[view]
         definition = define(view, sql, [key], TOPICS)
-        self._reads = definition.reads
+        self.definition, self._reads = definition, definition.reads
         folder.mkdir()
         self.kernel = SqlKernel(definition, folder, MEMORY)
         self._cut = 0
 
     def load(self) -> None:
-        for table, count in ((CUSTOMERS, self.customers), (PRODUCTS, self.products), (ORDERS, self.rows)):
+        for table in (CUSTOMERS, PRODUCTS, ORDERS):
             topic = f"public.{table.name}"
-            for start in range(1, count + 1, CHUNK):
-                if topic in self._reads:
-                    ids = np.arange(start, min(start + CHUNK, count + 1))
-                    self._advance({topic: self._delta(topic, ids, ids[:0])})
+            if topic in self._reads:
+                for rows in self.first(topic):
+                    self._advance({topic: Delta(rows, rows.select(["id"]).slice(0, 0))})
+
+    def first(self, topic: str) -> Iterator[pa.Table]:
+        """The topic's first rows."""
+        count = {"public.customers": self.customers, "public.products": self.products, "public.orders": self.rows}[topic]
+        for start in range(1, count + 1, CHUNK):
+            ids = np.arange(start, min(start + CHUNK, count + 1))
+            yield self._delta(topic, ids, ids[:0]).rows
 
     def batch(self, changes: int) -> int:
         """The number of changes. The state is durably as of the batch's end."""
@@ -128,12 +135,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--runs", type=int, default=5, help="batches of each size, after one that warms up")
     parser.add_argument("--changes", type=int, nargs="+", default=[100, 2000], help="in one batch")
     parser.add_argument("--views", nargs="+", choices=sorted(VIEWS), default=sorted(VIEWS))
+    parser.add_argument(
+        "--spark",
+        type=int,
+        help="orders of which the join's first build is compared with Spark's join (0: it is not)",
+        default=2_000_000,
+    )
     parser.add_argument("--dir", type=Path, help="where to write (default: the system's folder for temporary files)")
     options = parser.parse_args(arguments)
     result = Result("views")
     with tempfile.TemporaryDirectory(prefix="headwater-bench-", dir=options.dir) as folder:
         for view in options.views:
             measure(result, Path(folder), view, options.rows, options.changes, options.runs)
+        if options.spark and "join" in options.views:
+            first_build(result, Path(folder), options.spark, options.runs)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     result.cpu_s, result.rss_mb = round(usage.ru_utime + usage.ru_stime, 1), round(usage.ru_maxrss / 1024)
     print(result.line())
@@ -155,6 +170,17 @@ def measure(result: Result, folder: Path, view: str, rows: int, sizes: list[int]
         few, many = (batches(result, folder, view, number, sizes[-1:], runs, one=True) for number in (rows // 10, rows))
         growth = median(cpu for *_, cpu in many[sizes[-1]]) / median(cpu for *_, cpu in few[sizes[-1]])
         result.figures["one_group_growth"] = lower([growth], GROWTH, "x CPU")
+
+
+def first_build(result: Result, folder: Path, rows: int, runs: int) -> None:
+    """The join from the beginning, beside Spark's."""
+    from bench import viewbuild
+
+    shop = Shop("join", rows, folder / "first")
+    with closing(shop.kernel):
+        result.figures["join_first_build"] = viewbuild.measure(
+            folder, shop.definition, VIEWS["join"][0], shop.first, rows, runs, MEMORY
+        )
 
 
 def batches(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,8 @@ from cdc.model.evolution import Kind, topic_change_of
 from cdc.model.topic import TopicField, TopicSchema
 from cdc.views.contract import Delta
 from sinks.render.rowtext import exact_values
+
+_FEW: Final = 10_000
 
 Signature = tuple[tuple[object, ...], ...]
 """The part of a topic's definition that a view's rows follow from: another one is other columns."""
@@ -111,7 +114,13 @@ def net(reads: TopicReads, batches: Iterable[pa.RecordBatch]) -> Net:
 def _last_of_each(changes: pa.Table, key: Sequence[str]) -> pa.Table:
     """Each key's last change, in position order."""
     positions = changes.column(POSITION).to_numpy()
-    last = changes.group_by(list(key)).aggregate([(POSITION, "max")]).column(f"{POSITION}_max").to_numpy()
+    # By threads a handful of rows takes milliseconds.
+    last = (
+        changes.group_by(list(key), use_threads=len(changes) > _FEW)
+        .aggregate([(POSITION, "max")])
+        .column(f"{POSITION}_max")
+        .to_numpy()
+    )
     if len(last) == len(positions):
         return changes
     return changes.take(pa.array(np.searchsorted(positions, np.sort(last))))

@@ -329,7 +329,7 @@ class ViewRunner:
         deadline = HandoverDeadline.within(_NEVER)
         for number, batches in enumerate(groups[done:], done + 1):
             last = number == len(groups)
-            self._handover.give(
+            self._handover.deliver(
                 (mark if last else mark.part(number)).text, self.topic, tuple(self._bound.view.key), batches, deadline
             )
             self.counts.written += sum(map(len, batches))
@@ -418,7 +418,7 @@ class ViewRunner:
         if found:
             self._hand_over(found, mark)
         elif mark.text != self._handover.mark.to:
-            self._handover.give(mark.text, "", (), [], HandoverDeadline.within(_NEVER))
+            self._handover.deliver(mark.text, "", (), [], HandoverDeadline.within(_NEVER))
 
     def _held(self) -> pa.Table | None:
         """The rows of the view's topic as of the log's head."""

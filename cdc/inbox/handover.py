@@ -116,7 +116,14 @@ class Handover:
         The group leads from ``self.mark.to`` to ``to``. Raises WaitTimeout while it still waits,
         HeadwaterError with the reason when it was refused, Stopped when the producer is stopped.
         """
-        return self.give_encoded(encode(self.header(to, topic, key, batches), batches), to, topic, deadline)
+        self.deliver(to, topic, key, batches, deadline)
+        return self.position(topic)
+
+    def deliver(
+        self, to: str, topic: str, key: Sequence[str], batches: Sequence[pa.RecordBatch], deadline: HandoverDeadline
+    ) -> None:
+        """As ``give``, without asking the log for the topic's last change, which costs milliseconds."""
+        self._drive(self.giving(encode(self.header(to, topic, key, batches), batches), to, deadline))
 
     def leave(self, to: str) -> None:
         """Hands over a step without changes, and does not wait for it: the next group does. What becomes of it the next group's fate says."""

@@ -163,6 +163,11 @@ def digests(batch: pa.RecordBatch, key: Sequence[int], seed: int) -> Digests:
     return Digests(high, low, row)
 
 
+def fold_column(column: pa.Array, seed: int, rows: U64) -> None:
+    """Folds one column of texts or bytes into the rows' 64 bits, in place."""
+    _fold_rows((*_buffers(column), column.offset), np.uint64(seed), rows)
+
+
 def _buffers(column: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """(offsets of exactly this slice, the bytes they point into, the validity bitmap or an empty array)."""
     bitmap, offsets, data = column.buffers()

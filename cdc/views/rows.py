@@ -8,20 +8,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from cdc.views.cells import Row, rows_of
+from cdc.views.hashes import HashRun, Places, agreeing, columns_of, hashed
 from cdc.views.state import KernelState, Replacement, conformed, quoted
 from cdc.views.syntax import JoinKind
 
 FEW: Final = 5_000
 """Rows that are compared one by one."""
+_NOBODY: Final = -1
 
 
 def distinct(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     """These columns without what is there twice."""
     found = rows.select(names)
-    return found if len(found) < 2 else conformed(found.group_by(list(names)).aggregate([]), found.schema)
+    if len(found) <= FEW:
+        first = {row: place for place, row in reversed(list(enumerate(_tuples(found, names))))}
+        return found if len(first) == len(found) else found.take(pa.array(sorted(first.values())))
+    return conformed(found.group_by(list(names)).aggregate([]), found.schema)
 
 
 def in_order(rows: pa.Table, names: Sequence[str]) -> pa.Table:
@@ -65,18 +71,56 @@ def _equal(field: pa.Field) -> str:
 
 def joined(kind: JoinKind, left: pa.Table, right: pa.Table, on: Sequence[tuple[str, str]]) -> pa.Table:
     """The columns of both, for each pair of rows that agree in ``on``, where NULL agrees with nothing; beside rows without a partner there is NULL."""
-    lefts, rights = rows_of(left, [a for a, _ in on]), rows_of(right, [b for _, b in on])
+    pairs = _few_pairs if left.num_rows + right.num_rows <= FEW else _many_pairs
+    mine, theirs = pairs(left.select([a for a, _ in on]), right.select([b for _, b in on]))
+    lefts, rights = [mine], [theirs]
+    if kind in ("left", "full"):
+        alone = _lacking(left.num_rows, mine)
+        lefts, rights = [*lefts, alone], [*rights, np.full(len(alone), _NOBODY)]
+    if kind in ("right", "full"):
+        alone = _lacking(right.num_rows, theirs)
+        lefts, rights = [*lefts, np.full(len(alone), _NOBODY)], [*rights, alone]
+    takes = [np.concatenate(one) for one in (lefts, rights)]
+    indices = [pa.array(one, mask=one == _NOBODY) for one in takes]
+    columns = [*left.take(indices[0]).columns, *right.take(indices[1]).columns]
+    return pa.Table.from_arrays(columns, schema=pa.schema([*left.schema, *right.schema]))
+
+
+def _lacking(rows: int, paired: Places) -> Places:
+    """The places that are not among those paired."""
+    alone = np.ones(rows, np.bool_)
+    alone[paired] = False
+    return np.flatnonzero(alone)
+
+
+def _few_pairs(left: pa.Table, right: pa.Table) -> tuple[Places, Places]:
+    """The places of rows that agree, one by one."""
     places: dict[Row, list[int]] = {}
-    for place, value in enumerate(rights):
+    for place, value in enumerate(rows_of(right, right.column_names)):
         if None not in value:
             places.setdefault(value, []).append(place)
-    pairs: list[tuple[int | None, int | None]] = []
-    alone: list[int | None] = [None] if kind in ("left", "full") else []
-    for place, value in enumerate(lefts):
-        pairs += [(place, other) for other in places.get(value, alone)]
-    if kind in ("right", "full"):
-        there = set(lefts)
-        pairs += [(None, place) for place, value in enumerate(rights) if value not in there or None in value]
-    takes = [pa.array([pair[side] for pair in pairs], pa.int64()) for side in (0, 1)]
-    columns = [*left.take(takes[0]).columns, *right.take(takes[1]).columns]
-    return pa.Table.from_arrays(columns, schema=pa.schema([*left.schema, *right.schema]))
+    lefts = rows_of(left, left.column_names)
+    found = [(place, other) for place, value in enumerate(lefts) for other in places.get(value, ())]
+    pairs = np.array(found, np.int64).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _many_pairs(left: pa.Table, right: pa.Table) -> tuple[Places, Places]:
+    """The same, by hashes."""
+    lefts, rights = _present(left), _present(right)
+    mine, theirs = (
+        columns_of(left.take(pa.array(lefts)), left.column_names),
+        columns_of(right.take(pa.array(rights)), right.column_names),
+    )
+    run = HashRun.of(hashed(theirs, len(rights)))
+    which, places = agreeing([run], mine, len(lefts), lambda some: [one.take(pa.array(some)) for one in theirs])
+    return lefts[which], rights[places]
+
+
+def _present(rows: pa.Table) -> Places:
+    """The places of rows without a NULL."""
+    there = np.ones(rows.num_rows, np.bool_)
+    for column in rows.columns:
+        if column.null_count:
+            there &= column.is_valid().to_numpy()
+    return np.flatnonzero(there)

@@ -2,6 +2,8 @@
 
 - **Two versions.** ``begin`` … ``commit`` is one transaction of the store. Until ``commit`` the file holds the state as of the cut before, whatever happens to
   the process; ``KeptRelation.apply`` gives the rows that it replaces, so that a kernel sees both.
+- **Rows that come by the many lie beside the store**, in files of columns (``cdc.views.bulk``); what changes of them by the few lies in the store, which says what counts
+  of the files. So the first rows of a view are written once, and the store stays small.
 - **What a range costs is by its rows, not by the state's.** The store (SQLite) has an index for the key and one for each slice, and each key that is asked for is
   one way down its tree: a few microseconds. The engine (DuckDB) never sees a relation, only the tables of rows that were found. It keeps nothing itself: it joins
   by reading whole tables, and its indices lie in memory whole.
@@ -12,26 +14,35 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
 from cdc.errors import HeadwaterError
 from cdc.model.position import Position
+from cdc.views.bulk import BulkFacts, BulkRows
 from cdc.views.cells import Row, refuse_unknown, rows_of, table_of
 from cdc.views.contract import StateDamaged, StateFull
+from cdc.views.hashes import HashRun, agreeing, columns_of, hashed
 
 FILE: Final = "state.sqlite"
+BULK: Final = "bulk"
+"""The folder of rows that came by the many."""
+BULK_ROWS: Final = 4096
+"""Rows that are written at once and are that many go to files, as far as there is a folder."""
 PAGES_KB: Final = 65_536
 """The store's pages that are held in memory."""
 
 _JOURNAL_PAGES: Final = 8192
 """Pages of 4 KiB that are written to the journal before they are written to the file: what changes often meanwhile is written once."""
+_AT_ONCE: Final = 20
+"""Keys that are looked up by one statement."""
 _PIECE: Final = 50_000
 """Rows that are read at once."""
 
@@ -40,6 +51,7 @@ _PRIMARY_CODE: Final = 0xFF
 """Of an extended result code."""
 
 _META: Final = "_state"
+_FILES: Final = "_files"
 _PRAGMAS: Final[dict[str, str | int]] = {
     "locking_mode": "EXCLUSIVE",
     "journal_mode": "WAL",
@@ -55,6 +67,7 @@ _SETTINGS: Final[dict[str, str | bool | int | float | list[str]]] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
 }
+_COUNT: Final = pa.schema([("n", pa.int64())])
 _ONCE: Final = ("SET TimeZone = 'UTC'", "SET python_enable_replacements = false")
 
 
@@ -77,8 +90,10 @@ class KernelState:
     def __init__(self, folder: Path | None, identity: str, memory: str = "1GB") -> None:
         """``folder``: exists; None keeps everything in memory. ``identity``: whose state it is; one of another is refused. ``memory``: the most that the engine
         holds in memory; what needs more goes to the folder. Raises HeadwaterError."""
-        self._rows = self._rows_before = 0
+        self._relations: list[KeptRelation] = []
         self._path = None if folder is None else folder / FILE
+        self.bulk = None if folder is None else folder / BULK
+        """The folder of rows that came by the many; None: everything is in memory."""
         spill = "" if folder is None else str(folder / "spill")
         self._engine = duckdb.connect(":memory:", config={**_SETTINGS, "memory_limit": memory, "temp_directory": spill})
         for statement in _ONCE:
@@ -95,7 +110,10 @@ class KernelState:
             ) from error
 
     def _opened(self, identity: str) -> Position:
+        if self.bulk is not None:
+            self.bulk.mkdir(mode=0o700, exist_ok=True)
         self._store.execute(f"CREATE TABLE IF NOT EXISTS {_META} (identity, cut)")
+        self._store.execute(f"CREATE TABLE IF NOT EXISTS {_FILES} (relation PRIMARY KEY, facts)")
         found = self._store.execute(f"SELECT identity, cut FROM {_META}").fetchone()
         if found is None:
             self._store.execute(f"INSERT INTO {_META} VALUES (?, 0)", [identity])
@@ -118,18 +136,18 @@ class KernelState:
     ) -> KeptRelation:
         """The relation of this name, made if it is not there. Call it outside of a transaction."""
         made = KeptRelation(self, name, schema, tuple(key), {} if slices is None else slices)
-        self._rows += self._store.execute(f"SELECT count(*) FROM {quoted(name)}").fetchone()[0]
-        self._rows_before = self._rows
+        self._relations.append(made)
         return made
 
     @property
     def kept_rows(self) -> int:
         """The rows of all relations."""
-        return self._rows
+        return sum(one.kept_rows for one in self._relations)
 
-    def grown(self, rows: int) -> None:
-        """A relation has so many more rows, or fewer."""
-        self._rows += rows
+    @property
+    def changing(self) -> bool:
+        """Within a transaction."""
+        return self._store.in_transaction
 
     def begin(self) -> None:
         """Changes from here on are forgotten by ``rollback``. Raises ValueError within a transaction."""
@@ -137,23 +155,28 @@ class KernelState:
             raise ValueError("a transaction is open: commit or roll back first")
         with _whole():
             self._store.execute("BEGIN IMMEDIATE")
-        self._rows_before = self._rows
 
     def commit(self, cut: Position) -> None:
         """Everything since ``begin`` is there durably, as of this cut."""
         with _whole():
+            for one in self._relations:
+                one.settle()
             self._store.execute(f"UPDATE {_META} SET cut = ?", [cut])
             self._store.execute("COMMIT")
-        self._cut, self._rows_before = cut, self._rows
+        self._cut = cut
+        for one in self._relations:
+            one.settled()
 
     def rollback(self) -> None:
         """Nothing since ``begin`` has happened. Does nothing outside of a transaction, which the store has ended itself where its disk is full."""
         if self._store.in_transaction:
             self._store.execute("ROLLBACK")
-        self._rows = self._rows_before
+        for one in self._relations:
+            one.forget()
 
     def close(self) -> None:
-        self.rollback()
+        if self._store.in_transaction:
+            self._store.execute("ROLLBACK")
         self._store.close()
         self._engine.close()
 
@@ -179,6 +202,15 @@ class KernelState:
                     pieces.append(table_of(rows, schema))
                     rows = cursor.fetchmany(_PIECE)
         return pa.concat_tables([*pieces, table_of(rows, schema)])
+
+    def facts(self, relation: str) -> BulkFacts:
+        """The facts of a relation's files that count, as of the last ``commit``."""
+        with _whole():
+            found = self._store.execute(f"SELECT facts FROM {_FILES} WHERE relation = ?", [relation]).fetchone()
+        return BulkFacts() if found is None else BulkFacts.read(found[0])
+
+    def save_facts(self, relation: str, facts: BulkFacts) -> None:
+        self.executed(f"INSERT OR REPLACE INTO {_FILES} VALUES (?, ?)", [(relation, facts.text)])
 
     def executed(self, sql: str, rows: Iterable[Row] = ((),)) -> None:
         """A statement of the store's without a result, once for each of these rows of values. Raises StateDamaged."""
@@ -218,13 +250,80 @@ class KeptRelation:
         self._state, self.schema, self.key = state, schema, key
         for one in schema:
             refuse_unknown(one.type)
-        self._table = quoted(name)
+        self._name, self._table = name, quoted(name)
         self._slices = {"": key} | {one: tuple(columns) for one, columns in slices.items()}
-        self._columns = ", ".join(quoted(one) for one in schema.names)
         state.executed(f"CREATE TABLE IF NOT EXISTS {self._table} ({self._columns})")
-        for number, columns in enumerate(filter(None, dict.fromkeys(self._slices.values()))):
+        state.executed(f"CREATE TABLE IF NOT EXISTS {self._dead} (place INTEGER PRIMARY KEY)")
+        for number, columns in enumerate(self._indices):
             index = ", ".join(map(quoted, columns))
             state.executed(f"CREATE INDEX IF NOT EXISTS {quoted(f'{name}_{number}')} ON {self._table} ({index})")
+        self._few: int = state.found(f"SELECT count(*) AS n FROM {self._table}", [()], _COUNT).column(0)[0].as_py()
+        self._few_before = self._few
+        self._bulk = self._opened()
+        self._appended = self._buried = False
+        self._sweep()
+
+    @property
+    def _columns(self) -> str:
+        return ", ".join(map(quoted, self.schema.names))
+
+    @property
+    def _dead(self) -> str:
+        """The table of places that were buried."""
+        return quoted(f"{self._name}_buried")
+
+    @property
+    def _indices(self) -> list[tuple[str, ...]]:
+        """The columns of each index."""
+        return list(filter(None, dict.fromkeys(self._slices.values())))
+
+    def _opened(self) -> BulkRows | None:
+        """As of the last commit."""
+        if self._state.bulk is None or not self.key:
+            return None
+        made = BulkRows(self._state.bulk, self._name, self.schema, self._indices, self._state.facts(self._name))
+        made.bury(self._state.found(f"SELECT place AS n FROM {self._dead}", [()], _COUNT).column(0).to_numpy())
+        return made
+
+    @property
+    def kept_rows(self) -> int:
+        return self._few + (0 if self._bulk is None else self._bulk.rows)
+
+    # --- a transaction's end
+
+    def settle(self) -> None:
+        """Makes everything durable that the commit to come is to count."""
+        if self._bulk is None:
+            return
+        if self._buried and self._bulk.wasteful:
+            self._bulk, self._appended = self._bulk.rewritten(), True
+            self._state.executed(f"DELETE FROM {self._dead}")
+        if self._appended:
+            self._bulk.sync()
+            self._state.save_facts(self._name, self._bulk.facts)
+
+    def settled(self) -> None:
+        """The commit is done."""
+        self._few_before = self._few
+        if self._appended:
+            self._sweep()
+        self._appended = self._buried = False
+
+    def forget(self) -> None:
+        """Nothing has happened since the last commit."""
+        self._few = self._few_before
+        if self._appended or self._buried:
+            self._bulk = self._opened()
+        self._appended = self._buried = False
+
+    def _sweep(self) -> None:
+        """Removes files that do not count."""
+        if self._bulk is None or self._state.bulk is None:
+            return
+        names = self._bulk.names
+        for path in self._state.bulk.iterdir():
+            if path.name.startswith(f"{self._name}.") and path.name not in names:
+                path.unlink(missing_ok=True)
 
     # --- changes
 
@@ -249,12 +348,18 @@ class KeptRelation:
     def replace(self, before: pa.Table, after: pa.Table) -> None:
         """Deletes the rows ``before``, which are there, and writes ``after``. A row whose key stays is written in its place."""
         after = conformed(after, self.schema)
-        self._state.grown(after.num_rows - before.num_rows)
         if not self.key:
+            self._few += after.num_rows - before.num_rows
             self._state.executed(f"DELETE FROM {self._table}", [()] * bool(before.num_rows))
             self._write(rows_of(after, self.schema.names))
             return
-        there = set(rows_of(conformed(before, self._key_schema), self.key))
+        keys = self._bury(conformed(before, self._key_schema))
+        there = set(rows_of(keys, self.key))
+        if self._bulk is not None and after.num_rows >= BULK_ROWS and self._state.changing:
+            self._delete(there)
+            self._appended = True  # in part, where it fails
+            self._bulk.append(after)
+            return
         new, changed, kept = [], [], set()
         others = [name for name in self.schema.names if name not in self.key]
         for key, row in zip(rows_of(after, self.key), rows_of(after, [*others, *self.key]), strict=True):
@@ -263,11 +368,30 @@ class KeptRelation:
                 changed.append(row)
             else:
                 new.append(row)
-        self._state.executed(f"DELETE FROM {self._table} WHERE {_is(self.key)}", there - kept)
+        self._delete(there - kept)
         if others:
             places = ", ".join(f"{quoted(one)} = ?" for one in others)
             self._state.executed(f"UPDATE {self._table} SET {places} WHERE {_is(self.key)}", changed)
+        self._few += len(new)
         self._write(new, [*others, *self.key])
+
+    def _bury(self, keys: pa.Table) -> pa.Table:
+        """Buries the rows of these keys that came by the many, and returns the other keys."""
+        if self._bulk is None or not (self._bulk.rows and keys.num_rows):
+            return keys
+        which, places = self._bulk.found(self.key, keys)
+        if not len(places):
+            return keys
+        self._buried = True
+        self._bulk.bury(places)
+        self._state.executed(f"INSERT INTO {self._dead} VALUES (?)", zip(np.sort(places).tolist(), strict=True))
+        others = np.ones(keys.num_rows, np.bool_)
+        others[which] = False
+        return keys.filter(pa.array(others))
+
+    def _delete(self, keys: Collection[Row]) -> None:
+        self._few -= len(keys)
+        self._state.executed(f"DELETE FROM {self._table} WHERE {_is(self.key)}", keys)
 
     def _write(self, rows: Iterable[Row], names: Sequence[str] = ()) -> None:
         columns = ", ".join(map(quoted, names)) or self._columns
@@ -285,12 +409,46 @@ class KeptRelation:
         if not names:
             return self.rows()
         values = conformed(values, pa.schema([self.schema.field(one) for one in names]))
-        sql = f"SELECT {self._columns} FROM {self._table} WHERE {_is(names)}"
-        return self._in_order(self._state.found(sql, dict.fromkeys(rows_of(values, names)), self.schema))
+        if not values.num_rows:
+            return self.schema.empty_table()
+        found = [self._of_few(names, values)]
+        if self._bulk is not None and self._bulk.rows:
+            found.append(self._bulk.taken(np.unique(self._bulk.found(names, values)[1])))
+        return self._in_order(pa.concat_tables(found))
+
+    def _of_few(self, names: Sequence[str], values: pa.Table) -> pa.Table:
+        """Those that the store has."""
+        if self._few > values.num_rows:
+            return self._looked_up(names, dict.fromkeys(rows_of(values, names)))
+        few = self._all_few()
+        if not few.num_rows:
+            return few
+        columns = columns_of(few, names)
+        run = HashRun.of(hashed(columns, few.num_rows))
+        _, places = agreeing(
+            [run], columns_of(values, names), values.num_rows, lambda some: [one.take(pa.array(some)) for one in columns]
+        )
+        return few.take(pa.array(np.unique(places)))
+
+    def _looked_up(self, names: Sequence[str], keys: Collection[Row]) -> pa.Table:
+        """Through the index: some keys at once where that can be said, as NULL is equal to NULL here."""
+        sql = f"SELECT {self._columns} FROM {self._table} WHERE"
+        some = [key[0] for key in keys if key[0] is not None] if len(names) == 1 else []
+        whole = len(some) - len(some) % _AT_ONCE
+        groups = [tuple(some[at : at + _AT_ONCE]) for at in range(0, whole, _AT_ONCE)]
+        found = (
+            [self._state.found(f"{sql} {quoted(names[0])} IN ({', '.join('?' * _AT_ONCE)})", groups, self.schema)] if groups else []
+        )
+        alone = [key for key in keys if key[0] is None] + [(one,) for one in some[whole:]] if groups else keys
+        return pa.concat_tables([*found, self._state.found(f"{sql} {_is(names)}", alone, self.schema)])
+
+    def _all_few(self) -> pa.Table:
+        return self._state.found(f"SELECT {self._columns} FROM {self._table}", [()] * bool(self._few), self.schema)
 
     def rows(self) -> pa.Table:
         """Everything."""
-        return self._in_order(self._state.found(f"SELECT {self._columns} FROM {self._table}", [()], self.schema))
+        bulk = () if self._bulk is None else self._bulk.pieces()
+        return self._in_order(pa.concat_tables([self._all_few(), *bulk]))
 
     def _in_order(self, rows: pa.Table) -> pa.Table:
         return rows.sort_by([(name, "ascending") for name in self.key]) if rows.num_rows > 1 and self.key else rows

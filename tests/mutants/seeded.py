@@ -29,6 +29,7 @@ TWIN = ("-k", "memory", "tests/contract/test_sinks.py")
 COMPACTION = "tests/unit/log/compaction/test_merge.py"
 RECOVER = "tests/unit/log/test_recover.py"
 INBOX = ("tests/unit/inbox/test_verdicts.py",)
+BULK = ("tests/unit/views/test_bulk.py",)
 FORMULA = ("tests/unit/sinks/test_formula.py",)
 
 MUTANTS = (
@@ -247,4 +248,15 @@ MUTANTS = (
         ("tests/unit/sinks/test_transform.py",)),
     Mutant("keys of a row's own JSON stand in a reason", "sinks/search/bulk.py", 'return next((way for way in ways if way in known), "")', "return path",
         ("tests/unit/sinks/test_bulk.py",)),
+    Mutant("an append that failed midway is not forgotten", "cdc/views/state.py",
+        "            self._appended = True  # in part, where it fails\n            self._bulk.append(after)\n",
+        "            self._bulk.append(after)\n            self._appended = True\n", BULK),
+    Mutant("a hash stands for a row's values", "cdc/views/hashes.py", "(which, places) if same.all() else (which[same], places[same])", "which, places", BULK),
+    Mutant("rows that were replaced are found", "cdc/views/bulk.py", "there = ~self._buried[places]", "there = np.ones(len(places), np.bool_)", BULK),
+    Mutant("rows that were replaced come back with a restart", "cdc/views/state.py", "        made.bury(self._state.found(", "        (self._state.found(", BULK),
+    Mutant("a rewritten generation loses rows at the places of the one before", "cdc/views/state.py",
+        '            self._state.executed(f"DELETE FROM {self._dead}")\n', "", BULK),
+    Mutant("files of a view's rows count before they are durable", "cdc/views/state.py", "            self._bulk.sync()\n", "", BULK),
+    Mutant("a view's index loses what is merged at once", "cdc/views/hashes.py", "        starts = ends\n", "        starts = [end + 1 for end in ends]\n", BULK),
+    Mutant("NULL joins NULL where rows are many", "cdc/views/rows.py", "            there &= column.is_valid().to_numpy()\n", "            pass\n", BULK),
 )  # fmt: skip

@@ -982,7 +982,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (late_tables_are_read_at_once, "fi", 225),
     (dropped_tables_stay, "fi", 5),
     (a_name_stays_with_the_table_that_had_it, "cefij", 1),
-    (parts_of_dropped_tables_come_still, "fi", 118),
+    (parts_of_dropped_tables_come_still, "fi", 1747),
     (dropped_tables_are_waited_for, "i", 0),
     (rows_of_rewritten_tables_are_not_read_again, "fi", 88),
     (another_type_leaves_a_store_as_it_is, "cfij", 0),

@@ -50,13 +50,13 @@ def run(connection: Connection, seed: int, folder: Path | None = None) -> tuple[
     return CUTS, ""
 
 
-def _cases(connection: Connection, seed: int, count: int, folder: Callable[[], Path]) -> None:
+def _cases(connection: Connection, seed: int, count: int, folder: Callable[[], Path], in_folder: float = 0.2) -> None:
     """As many views as that are compared at all of their cuts; those that are refused, and those that stop, are not counted."""
     whole = 0
     reasons: list[str] = []
     for number in range(MOST_TRIES * count):
         rng = random.Random(f"{seed} {number}")
-        _, why = run(connection, rng.randrange(2**32), folder() if rng.random() < 0.2 else None)
+        _, why = run(connection, rng.randrange(2**32), folder() if rng.random() < in_folder else None)
         if why:
             reasons.append(why)
         else:
@@ -70,6 +70,14 @@ def test_some_generated_views_have_what_postgres_has(
     postgres: Database, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     _cases(postgres.connect(), seed, 6, lambda: tmp_path_factory.mktemp("state"))
+
+
+def test_generated_views_have_that_where_a_handful_of_rows_is_many(
+    postgres: Database, seed: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.views.state.BULK_ROWS", 2)
+    monkeypatch.setattr("cdc.views.rows.FEW", 2)
+    _cases(postgres.connect(), seed, 6, lambda: tmp_path_factory.mktemp("state"), in_folder=1.0)
 
 
 @pytest.mark.slow
