@@ -136,8 +136,8 @@ def _settle(cases: Sequence[Case], owner: psycopg.Connection, capture: Capture, 
     began = time.monotonic()
     left = list(cases)
     while True:
-        covered = published(owner)
         awaited = [row[0] for row in owner.execute(_UNPUBLISHED).fetchall()]
+        covered = published(owner)  # asked later, so that a table which is published in between is awaited or covered
         unequal = []
         topics = capture.topics()
         for case in left:
