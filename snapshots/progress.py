@@ -197,6 +197,15 @@ class SnapshotProgress:
             self._records[oid] = self._anew(oid, replace(record, joining=record.joining or joined), empties=empties)
             self._write()
 
+    def restart_unlogged(self, topics: Collection[str]) -> None:
+        """Tables that were read, and had no row, are read once more: so the log, which has these topics, gets to know how they are defined."""
+        with self._lock:
+            unlogged = [oid for oid, record in self._records.items() if record.finished and record.table not in topics]
+            for oid in unlogged:
+                self._records[oid] = self._anew(oid, self._records[oid])
+            if unlogged:
+                self._write()
+
     def joining(self, oid: int) -> bool:
         with self._lock:
             return oid in self._records and self._records[oid].joining

@@ -81,8 +81,11 @@ def run_capture(
             if settings.outbox is not None:
                 check_topics(log, settings.outbox)
             protection = protection_of(settings, log, remember=True)
+            logged = {topic.name for topic in log.topics()}
         writer = ProtectedWriter(unguarded, protection.protect)
         progress = SnapshotProgress(settings.log.dir)
+        if settings.views:  # which have to know how their tables are defined
+            progress.restart_unlogged(logged)
         upkeep = upkeep_of(unguarded)
         one_at_a_time = threading.Lock()
 
@@ -113,7 +116,15 @@ def run_capture(
                 events = (
                     None if settings.outbox is None else Events(settings.outbox, writer, partial(open_reader, settings.log.dir))
                 )
-                intake = Intake(settings.log.dir, writer, memory, SnapshotFeed(progress), meter, inbox=inbox, events=events)
+                intake = Intake(
+                    settings.log.dir,
+                    writer,
+                    memory,
+                    SnapshotFeed(progress, rowless=bool(settings.views)),
+                    meter,
+                    inbox=inbox,
+                    events=events,
+                )
                 intake.catch_up()
                 for part in beside:
                     part.start()

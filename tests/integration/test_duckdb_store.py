@@ -17,6 +17,7 @@ import pytest
 from cdc.audit.stores import audit
 from cdc.errors import ConfigError, StoreError
 from cdc.model.topic import TopicSchema
+from cdc.settings.views import View
 from cdc.source.connection import connect
 from tests.conftest import Database
 from tests.contract.labs import LABS, Lab
@@ -169,13 +170,14 @@ def test_a_follower_keeps_it_as_the_source_is_and_the_audit_agrees(postgres: Dat
         assert result.equal, result.to_json()
 
 
-def test_a_table_without_rows_is_there_without_rows(postgres: Database, tmp_path: Path) -> None:
+def test_a_table_without_rows_that_a_view_may_read_is_there_without_rows(postgres: Database, tmp_path: Path) -> None:
     path = tmp_path / "reports.duckdb"
     with connect(postgres.dsn) as source:
         source.execute(b"create table public.items (id int primary key, note text default 'x')")
         source.execute(b"create table public.empty (id int primary key, at timestamptz)")
         source.execute(b"insert into public.items values (1)")
         settings = settings_of(postgres, tmp_path, {"reports": {"kind": "sql", "url": f"duckdb://{path}"}})
+        settings = settings.model_copy(update={"views": {"any": View(sql="select id from public.empty", key=("id",))}})
         with service(settings):
             until(lambda: _count(path) == 1, "the first row to be there", timeout_s=CATCH_UP_S)
             [result] = audit(settings, timeout_s=CATCH_UP_S)

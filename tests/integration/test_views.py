@@ -18,9 +18,11 @@ from cdc.derive.declarations import declared_views
 from cdc.embedded.postgres import Postgres
 from cdc.log.home import open_reader
 from cdc.settings.file import load
+from cdc.state import status
 from sinks import options_model
 from tests.conftest import Cache
 from tests.integration.pipeline import kept_up, service
+from tests.waiting import until
 
 DEADLINE_S = 240.0
 JOINED = """select o.id, c.name, o.amount, o.note from public.orders o join public.customers c on c.id = o.customer_id"""
@@ -91,6 +93,10 @@ class Shop:
             keys = [key.decode() for key in client.scan_iter(f"views.{view}:*", 1000)]
             return {key: json.loads(client.get(key)) for key in keys}  # type: ignore[arg-type]
 
+    def captured(self) -> bool:
+        found = status.read_capture(self.settings.run_dir)
+        return found is not None and found.complete_position is not None
+
     def wait(self, timeout_s: float = DEADLINE_S) -> None:
         with closing(open_reader(self.settings.log.dir)) as log:
             wait(self.settings, log, "cache", timeout_s=timeout_s)
@@ -139,9 +145,14 @@ def test_a_store_of_views_shows_what_postgres_answers_at_every_wait(shop: Shop, 
             shop.equal()
 
 
-def test_a_table_that_never_had_a_row_holds_no_view_up(shop: Shop) -> None:
+@pytest.mark.parametrize("added", [False, True])
+def test_a_table_that_never_had_a_row_holds_no_view_up(shop: Shop, added: bool) -> None:
+    """``added``: the views come when the table has been read."""
     with shop.source() as source:
         source.execute("truncate orders")
+        if added:
+            with service(shop.settings.model_copy(update={"views": {}, "stores": {}})):
+                until(shop.captured, "the tables to be read")
         with service(shop.settings), shop.views():
             shop.wait(60)
             shop.equal()
