@@ -24,7 +24,7 @@ from tests.contract.labs import LABS, Lab
 from tests.contract.rows import ORDERS, TYPES, upserts
 from tests.contract.test_marks import FIRST, SECOND, THIRD, heal, step, whole
 from tests.contract.test_sinks import held
-from tests.integration.pipeline import service, settings_of
+from tests.integration.pipeline import kept_up, service, settings_of
 from tests.integration.test_sql_store import CATCH_UP_S, CHANGES, SOURCE
 from tests.waiting import until
 
@@ -178,7 +178,7 @@ def test_a_table_without_rows_that_a_view_may_read_is_there_without_rows(postgre
         source.execute(b"insert into public.items values (1)")
         settings = settings_of(postgres, tmp_path, {"reports": {"kind": "sql", "url": f"duckdb://{path}"}})
         settings = settings.model_copy(update={"views": {"any": View(sql="select id from public.empty", key=("id",))}})
-        with service(settings):
+        with service(settings), kept_up(settings):
             until(lambda: _count(path) == 1, "the first row to be there", timeout_s=CATCH_UP_S)
             [result] = audit(settings, timeout_s=CATCH_UP_S)
             assert ask(path, "select count(*) from public.empty") == [(0,)]

@@ -153,7 +153,7 @@ def test_a_table_that_never_had_a_row_holds_no_view_up(shop: Shop, added: bool) 
         if added:
             with service(shop.settings.model_copy(update={"views": {}, "stores": {}})):
                 until(shop.captured, "the tables to be read")
-        with service(shop.settings), shop.views():
+        with service(shop.settings), kept_up(shop.settings):
             shop.wait(60)
             shop.equal()
             source.execute("insert into orders values (1, 1, 1, 'the first')")
