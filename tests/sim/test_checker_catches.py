@@ -979,7 +979,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (changes_are_let_through_unasked, "m", 5),
     (stores_that_keep_their_shape_take_every_column, "c", 36),
     (late_tables_are_not_read, "fi", 1),
-    (late_tables_are_read_at_once, "fi", 225),
+    (late_tables_are_read_at_once, "fi", 456),
     (dropped_tables_stay, "fi", 5),
     (a_name_stays_with_the_table_that_had_it, "cefij", 1),
     (parts_of_dropped_tables_come_still, "fi", 1747),
