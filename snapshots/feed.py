@@ -70,10 +70,8 @@ class Watermarks:
 class SnapshotFeed:
     """See the module's text. Every method may raise what the coordinator failed with."""
 
-    def __init__(self, progress: SnapshotProgress, *, rowless: bool = True) -> None:
-        """``rowless``: tables without rows are made known in the log, too."""
+    def __init__(self, progress: SnapshotProgress) -> None:
         self._progress = progress
-        self._rowless = rowless
         self._lock = RLock()
         self._changed = Condition(self._lock)
         self._delivered: Delivered | None = Delivered()
@@ -122,8 +120,8 @@ class SnapshotFeed:
     def chunk_at(self, watermark: Watermark) -> list[pa.RecordBatch] | None:
         """The rows of the chunk whose watermark came as the last transaction of the group given to ``on_group`` just before.
 
-        Batches in ``batch_schema``, to be completed by ``place``; none when no row survived. Where no row was found, with ``rowless`` a SCHEMA record
-        (ALTERED): it makes a table known that has none. None when the message is not a chunk's, or the chunk has to be read again.
+        Batches in ``batch_schema``, to be completed by ``place``; none when no row survived. Where no row was found, a SCHEMA record (ALTERED): it can
+        make a table known that has none. None when the message is not a chunk's, or the chunk has to be read again.
         """
         with self._lock:
             self._check()
@@ -143,7 +141,7 @@ class SnapshotFeed:
                 survivors, completed = holds.complete(holds.without_their_deletes(survivors))
                 self._cover(table, completed)
                 self._drop_if_empty(table.oid)
-            if self._rowless and not (chunk.rows or survivors):
+            if not (chunk.rows or survivors):
                 survivors = [schema_record(SchemaChange(table, Kind.ALTERED), 0, 0, 0)]
             chunk.batches = ()
             chunk.lsn = watermark.lsn

@@ -200,7 +200,8 @@ class SnapshotProgress:
     def restart_unlogged(self, topics: Collection[str]) -> None:
         """Tables that were read, and had no row, are read once more: so the log, which has these topics, gets to know how they are defined."""
         with self._lock:
-            unlogged = [oid for oid, record in self._records.items() if record.finished and record.table not in topics]
+            read = ((oid, record) for oid, record in self._records.items() if record.finished and not record.done)
+            unlogged = [oid for oid, record in read if record.table not in topics]
             for oid in unlogged:
                 self._records[oid] = self._anew(oid, self._records[oid])
             if unlogged:

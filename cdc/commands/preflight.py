@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -101,10 +101,13 @@ def _source(settings: Settings, *, fix: bool) -> Generator[Finding, None, list[T
             tables = _captured(found, source.tables)
             if settings.contracts:
                 yield _contracts(settings, found)
-            for mistake in _mistaken(settings, found):
-                yield Finding("fail", "store tables", str(mistake), mistake.hint)
-            for mistake in _mistaken_views(settings, found):
-                yield Finding("fail", "view tables", str(mistake), mistake.hint)
+            reads: Mapping[str, Sequence[str]] = {}
+            try:
+                reads = _views_read(settings)
+            except ConfigError as error:
+                yield Finding("fail", "views", str(error), error.hint)
+            for what, mistake in _mistaken(settings, reads, found):
+                yield Finding("fail", what, str(mistake), mistake.hint)
             if settings.outbox is not None:
                 yield _outbox(connection, settings, found)
             if first[0].wal.safe_bytes is not None:
@@ -147,10 +150,12 @@ def _outbox(connection: psycopg.Connection, settings: Settings, found: Sequence[
 
 
 def refuse_unknown(settings: Settings) -> None:
-    """Raises ConfigError when a data contract names what does not exist, or a store a table that is not captured.
+    """Raises ConfigError when a data contract names what does not exist, or a store or a view a table that is not captured.
 
-    The same for an outbox that cannot be one. What a source that does not answer now has, capture will say.
+    The same for a view whose text is not a query, views in a circle, and an outbox that cannot be one. What a source that does not answer now has, capture
+    will say.
     """
+    reads = _views_read(settings)
     try:
         with connect(settings.source.dsn.get_secret_value(), application="headwater-check", connect_timeout_s=3) as connection:
             found = find_tables(connection)
@@ -158,29 +163,27 @@ def refuse_unknown(settings: Settings) -> None:
         return
     if settings.contracts:
         _check_contracts(settings, found)
-    for mistake in (*_mistaken(settings, found), *_mistaken_views(settings, found)):
+    for _, mistake in _mistaken(settings, reads, found):
         raise mistake
     for refusal in refusals(settings.outbox, found) if settings.outbox is not None else ():
         raise refusal
 
 
-def _mistaken(settings: Settings, found: Sequence[CatalogTable]) -> Iterator[ConfigError]:
-    """Finds what is wrong with the stores' tables; nothing where no table is captured, which is said elsewhere."""
-    known = _known(settings, found)
-    return mistaken(settings.stores, known, settings.outbox) if known else iter(())
+def _views_read(settings: Settings) -> Mapping[str, Sequence[str]]:
+    """View → the topics that it reads. Raises ConfigError."""
+    return {name: view.topics for name, view in declared_views(settings).items()}
 
 
-def _mistaken_views(settings: Settings, found: Sequence[CatalogTable]) -> Iterator[ConfigError]:
-    """The same for what the views read."""
-    known, declared = _known(settings, found), declared_views(settings)
-    reads = {name: view.topics for name, view in declared.items()}
-    return mistaken_views(reads, known, settings.outbox) if known else iter(())
-
-
-def _known(settings: Settings, found: Sequence[CatalogTable]) -> list[Table | str]:
-    """Tables that are captured or were, and views; none where no table is captured."""
+def _mistaken(
+    settings: Settings, reads: Mapping[str, Sequence[str]], found: Sequence[CatalogTable]
+) -> Iterator[tuple[str, ConfigError]]:
+    """Finds what is wrong with the tables of stores and views, and says of which; nothing where no table is captured, which is said elsewhere."""
     captured = _captured(found, settings.source.tables)
-    return [*captured, *_logged(settings), *topics_of(settings.views)] if captured else []
+    if not captured:
+        return
+    known: list[Table | str] = [*captured, *_logged(settings), *topics_of(settings.views)]
+    yield from (("store tables", one) for one in mistaken(settings.stores, known, settings.outbox))
+    yield from (("view tables", one) for one in mistaken_views(reads, known, settings.outbox))
 
 
 def _check_contracts(settings: Settings, found: Sequence[CatalogTable]) -> None:

@@ -48,10 +48,6 @@ def run(
         from cdc.commands.preflight import refuse_unknown
 
         refuse_unknown(settings)
-    if settings.views and parent is None:
-        from cdc.derive.declarations import declared_views
-
-        declared_views(settings)  # a text that is no query, and views in a circle, are refused before anything starts
     with stop_on_signals(DRAIN_S if only else SUPERVISOR_DRAIN_S) as stop:
         try:
             raise typer.Exit(_part(given, configuration, only, stop))

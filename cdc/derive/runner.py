@@ -34,7 +34,7 @@ from cdc.log.contract import LogReader
 from cdc.model.batch import META_FIELDS
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Table
-from cdc.replay.state import rows_as_of
+from cdc.replay.state import refuse_superseded, rows_as_of
 from cdc.settings.views import topic_of
 from cdc.state import status
 from cdc.views.contract import Delta, Kernel, StateDamaged, StateFull, ViewRefused
@@ -288,15 +288,10 @@ class ViewRunner:
                 raise ViewWaits(why)
             if one.delta is not None:
                 found[topic] = one.delta
-        self._refuse_superseded(to)
+        for known in self._log.topics():  # asked last: they may have been compacted meanwhile
+            if known.name in self._bound.reads:
+                refuse_superseded(known, to)
         return found
-
-    def _refuse_superseded(self, to: Position) -> None:
-        """Raises PositionGone where the log has some of the changes up to this cut no longer, as later ones took their place: what is left of them
-        leads to no cut before those."""
-        for topic in self._log.topics():
-            if topic.name in self._bound.reads and to < topic.clean_from - 1:
-                raise PositionGone(f"changes of {topic.name} up to position {to} were compacted together with later ones")
 
     def _advance(self, deltas: Mapping[str, Delta], to: Position) -> Delta:
         self.counts.taken += sum(delta.rows.num_rows + delta.gone.num_rows for delta in deltas.values())

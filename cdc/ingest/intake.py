@@ -39,6 +39,8 @@ class Intake:
     """What other producers hand over."""
     events: Events | None = None
     """Makes events of the rows of the outbox table, where there is one."""
+    rowless: bool = True
+    """Tables without rows are made known in the log, too."""
 
     def serve_inbox(self) -> bool:
         """Takes at most one group of another producer's into the log, between two of the source's; returns whether there may be more. Raises as the

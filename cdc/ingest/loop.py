@@ -167,7 +167,7 @@ class Ingest:
         schema, table = self._decoder.schema, table_of(chunk[0].schema)
         change = schema_change_of(chunk[0])
         rowless = change is not None and change.kind is Kind.ALTERED
-        if rowless and schema.logs(table.oid):
+        if rowless and (not self._intake.rowless or schema.logs(table.oid)):
             return []
         records = [schema_record(change, 0, 0, 0) for change in schema.enter(table)]
         for oid, joined in schema.take_again().items():

@@ -35,6 +35,7 @@ from cdc.ingest.meter import Meter
 from cdc.ingest.preparation import Preparation
 from cdc.ingest.round import Round, begun
 from cdc.ingest.slotalarms import Alarms
+from cdc.log.contract import LogReader
 from cdc.log.home import open_reader, open_writer, upkeep_of
 from cdc.lookup.worker import Keeping
 from cdc.model.pgtypes import PINNED_SETTINGS
@@ -81,11 +82,8 @@ def run_capture(
             if settings.outbox is not None:
                 check_topics(log, settings.outbox)
             protection = protection_of(settings, log, remember=True)
-            logged = {topic.name for topic in log.topics()}
+            progress = _progress(settings, log)
         writer = ProtectedWriter(unguarded, protection.protect)
-        progress = SnapshotProgress(settings.log.dir)
-        if settings.views:  # which have to know how their tables are defined
-            progress.restart_unlogged(logged)
         upkeep = upkeep_of(unguarded)
         one_at_a_time = threading.Lock()
 
@@ -116,15 +114,8 @@ def run_capture(
                 events = (
                     None if settings.outbox is None else Events(settings.outbox, writer, partial(open_reader, settings.log.dir))
                 )
-                intake = Intake(
-                    settings.log.dir,
-                    writer,
-                    memory,
-                    SnapshotFeed(progress, rowless=bool(settings.views)),
-                    meter,
-                    inbox=inbox,
-                    events=events,
-                )
+                feed, views = SnapshotFeed(progress), bool(settings.views)
+                intake = Intake(settings.log.dir, writer, memory, feed, meter, inbox=inbox, events=events, rowless=views)
                 intake.catch_up()
                 for part in beside:
                     part.start()
@@ -140,6 +131,14 @@ def run_capture(
             stop.set()
             background.join(beside)
     return 0
+
+
+def _progress(settings: Settings, log: LogReader) -> SnapshotProgress:
+    """Where there are views, which have to know how their tables are defined, tables without rows are read once more that the log does not know."""
+    progress = SnapshotProgress(settings.log.dir)
+    if settings.views:
+        progress.restart_unlogged({topic.name for topic in log.topics()})
+    return progress
 
 
 def _capture(

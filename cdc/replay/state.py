@@ -43,13 +43,18 @@ def refuse_compacted_topic(found: Topic | None, upto: Position) -> None:
     """The same of a topic as the log has said it is; None: the log has none of this name."""
     if found is None:
         return
-    topic = found.name
     if found.kept_from > START + 1:
-        raise retired_before(topic, START, found.kept_from)
-    clean = found.clean_from
+        raise retired_before(found.name, START, found.kept_from)
+    refuse_superseded(found, upto)
+
+
+def refuse_superseded(topic: Topic, upto: Position) -> None:
+    """Raises PositionGone where changes at or before ``upto`` may be missing whose place later ones have taken: also whoever has come to a cut before that by
+    the changes themselves comes to no cut at ``upto``."""
+    clean = topic.clean_from
     if 0 < upto < clean - 1:
         raise PositionGone(
-            f"the log no longer shows {topic} as it was at position {upto}: changes before position {clean} that were superseded are gone",
+            f"the log no longer shows {topic.name} as it was at position {upto}: changes before position {clean} that were superseded are gone",
             hint="ask for a later moment; [log] history_hours says how long every change is kept",
         )
 

@@ -20,10 +20,10 @@ def mistaken(
     tables: those that are captured, or were and are in the log. A pattern with wildcards may wait for tables to come, but not all of them;
     one of ``outbox``'s topics may be named before its first event.
     """
-    names = [table if isinstance(table, str) else table.qualified for table in tables]
+    names = _names(tables)
     for store, options in stores.items():
         key = f"stores.{store}.tables"
-        awaited = [one for one in options.tables if outbox is not None and one.partition(".")[0] == outbox.topic_schema]
+        awaited = [one for one in options.tables if _is_awaited(one, outbox)]
         unknown = [
             one for one in named(options.tables) if one not in awaited and not any(matches((one,), table) for table in tables)
         ]
@@ -36,14 +36,22 @@ def mistaken(
 def mistaken_views(
     reads: Mapping[str, Sequence[str]], tables: Sequence[Table | str], outbox: Outbox | None = None
 ) -> Iterator[ConfigError]:
-    """For each table or view that a view reads, and that is none of these. ``reads``: view → the topics that it reads. The others are as
+    """For each table or view that a view reads, and that is not among these. ``reads``: view → the topics that it reads. The others are as
     ``mistaken`` has them."""
-    names = [table if isinstance(table, str) else table.qualified for table in tables]
+    names = _names(tables)
     for view, topics in reads.items():
         for topic in topics:
-            awaited = outbox is not None and topic.partition(".")[0] == outbox.topic_schema
-            if topic not in names and not awaited:
+            if topic not in names and not _is_awaited(topic, outbox):
                 yield ConfigError(f"views.{view}: no table {topic} is captured", hint=_suggestion(topic, names, f"views.{view}"))
+
+
+def _names(tables: Sequence[Table | str]) -> list[str]:
+    return [table if isinstance(table, str) else table.qualified for table in tables]
+
+
+def _is_awaited(topic: str, outbox: Outbox | None) -> bool:
+    """Whether it is one of the outbox's, which comes with its first event."""
+    return outbox is not None and topic.partition(".")[0] == outbox.topic_schema
 
 
 def _suggestion(pattern: str, names: Sequence[str], key: str) -> str:

@@ -15,14 +15,14 @@ from cdc.errors import StoreError
 from cdc.model.position import Cut
 from sinks.generations import GenerationEntry, GenerationState
 from sinks.warehouse.catalog import Catalog
-from sinks.warehouse.connection import connect, generation_rows
+from sinks.warehouse.connection import generation_rows
 from sinks.warehouse.erasure import erase
 from sinks.warehouse.generationnames import WarehouseFolders
 from sinks.warehouse.generationrows import GenerationRows, RowName, TableRow
 from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.marks import STORE_KEY
 from sinks.warehouse.options import Options
-from sinks.warehouse.parts import own_options
+from sinks.warehouse.parts import catalog_of
 from sinks.warehouse.register import GenerationRegister, WarehouseGenerationReplaced, WarehouseRegister
 from sinks.warehouse.servedcatalog import ServedGeneration
 
@@ -160,8 +160,7 @@ class CatalogRegister:
         return self._owned[known]
 
     def _catalog(self, number: int) -> Catalog:
-        own = own_options(self.folders, number, self._options)
-        return connect(self.store, own, self.folders.staging(number), self.served(number))
+        return catalog_of(self.store, self, number, self._options)
 
     @contextmanager
     def _ledger(self, number: int) -> Iterator[WarehouseLedger]:

@@ -15,11 +15,10 @@ from sinks.generations import Generation, GenerationEntry, GenerationSize
 from sinks.rowversions import is_history
 from sinks.warehouse.catalog import Catalog, IcebergTable
 from sinks.warehouse.catalogregister import register_of
-from sinks.warehouse.connection import connect
 from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.marks import SOURCE_KEY, STORE_KEY
 from sinks.warehouse.options import Options
-from sinks.warehouse.parts import own_options
+from sinks.warehouse.parts import catalog_of
 from sinks.warehouse.register import WarehouseGenerationReplaced
 from sinks.warehouse.sink import Warehouse
 
@@ -93,9 +92,7 @@ class WarehouseGenerations:
             return None if table is None else table.mark
 
     def _catalog(self, number: int) -> Catalog:
-        folders = self._register.folders
-        own = own_options(folders, number, self._options)
-        return connect(self.name, own, folders.staging(number), self._register.served(number))
+        return catalog_of(self.name, self._register, number, self._options)
 
 
 def _is_of(table: IcebergTable | None, store: str) -> TypeGuard[IcebergTable]:

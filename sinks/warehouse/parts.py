@@ -6,9 +6,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from sinks.warehouse.catalog import Catalog
+from sinks.warehouse.connection import connect
 from sinks.warehouse.generationnames import WarehouseFolders, below
 from sinks.warehouse.keycache import KeyCache
 from sinks.warehouse.options import Options
+from sinks.warehouse.register import GenerationRegister
 from sinks.warehouse.scratch import Scratch, Staging
 
 
@@ -38,11 +41,17 @@ def parts_of(folders: WarehouseFolders, number: int, options: Options) -> Wareho
     """``options``: as the configuration says them."""
     aside = folders.staging(number)
     scratch = Scratch(aside)
-    own = own_options(folders, number, options)
+    own = _own_options(folders, number, options)
     return WarehouseParts(number, own, aside, scratch, Staging(scratch, options.staged_bytes), KeyCache(options.key_cache_bytes))
 
 
-def own_options(folders: WarehouseFolders, number: int, options: Options) -> Options:
+def catalog_of(store: str, register: GenerationRegister, number: int, options: Options) -> Catalog:
+    """One generation's. ``options``: as the configuration says them."""
+    folders = register.folders
+    return connect(store, _own_options(folders, number, options), folders.staging(number), register.served(number))
+
+
+def _own_options(folders: WarehouseFolders, number: int, options: Options) -> Options:
     """Those of one generation: with its own folder as ``path``, and its own part of the ``warehouse``."""
     where = options.warehouse
     if options.catalog == "sql" and where is not None:
