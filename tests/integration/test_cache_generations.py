@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cdc.__main__ import main
-from cdc.crashpoint import KILLED, decided_by
+from cdc.crashpoint import decided_by
 from cdc.errors import ConfigError, StoreError
 from cdc.follow.rules import Rules
 from cdc.generations.alone import alone
@@ -33,11 +33,11 @@ from sinks.cache import ledger
 from sinks.cache.generationnames import CacheGenerationNames
 from sinks.cache.sink import CacheSink, Options
 from sinks.deadletters import Letter, LetterState
-from sinks.generations import HELD_AT_MOST_S, GenerationState
+from sinks.generations import GenerationState
 from sinks.heldlog import HeldLog
 from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
 from tests.contract.test_marks import apply, pair
-from tests.faults import points
+from tests.integration.generationkills import killed_at_every_step, killed_while_the_first_is_removed
 from tests.integration.test_generations import fed, followed
 from tests.logs import LooseLog
 from tests.waiting import until
@@ -198,35 +198,12 @@ def test_a_generation_with_a_row_that_differs_is_not_swapped(shop: Shop) -> None
 
 
 def test_a_kill_at_any_step_leaves_the_live_one_or_is_gone_on_with(shop: Shop) -> None:
-    """Each time in a process of its own; then the follower goes on, and whoever builds begins again."""
-    before = shop.found()
-    steps = points.generation_steps("cache")
-    assert len(steps) == 7
-    for number, point in enumerate(steps, start=2):
-        assert points.killed(lambda: print(shop.bootstrap()), f"{point}=kill") == KILLED, point
-        swapped = point == "generations.cache_swapped"
-        live = next(one for one, state in shop.generations().items() if state is GenerationState.LIVE)
-        assert live == (number if swapped else number - 1), point
-        assert shop.found() == before, point
-        if point in ("generations.cache_held", "generations.cache_before_swap"):
-            with pytest.raises(StoreError, match="is being replaced"):
-                shop.sink.applied()
-            with pytest.raises(StoreError, match="about to take"):
-                shop.follow()
-            shop.clock.now += HELD_AT_MOST_S
-        shop.change(10 + number, f"after {number}")
-        shop.follow()
-        before[1] = f"after {number}"
-        assert shop.found() == before, point
-        if not swapped:
-            assert shop.bootstrap().number == number, point
-            shop.follow()
-        assert shop.found() == before, point
-    assert points.killed(lambda: shop.drop(1), "generations.cache_erased=kill") == KILLED
-    assert 1 in shop.generations()
-    shop.drop(1)
-    assert 1 not in shop.generations()
-    assert shop.found() == before
+    def held() -> None:
+        with pytest.raises(StoreError, match="is being replaced"):
+            shop.sink.applied()
+
+    killed_at_every_step(shop, "cache", held)
+    killed_while_the_first_is_removed(shop, "generations.cache_erased")
 
 
 @pytest.mark.parametrize("point", ["generations.built", "generations.compared", "generations.cache_held"])

@@ -39,6 +39,7 @@ from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
 from tests.contract.test_marks import pair
 from tests.faults import points
 from tests.faults.points import EVERYTHING
+from tests.integration.generationkills import killed_at_every_step, killed_while_the_first_is_removed
 from tests.integration.spark.test_warehouse_generations import STORE, Shop
 from tests.integration.test_cache_generations import At
 from tests.integration.test_generations import fed, followed
@@ -140,34 +141,9 @@ def test_the_next_generation_takes_the_place_of_the_live_one_and_gives_it_back(s
 
 
 def test_a_kill_at_any_step_leaves_the_live_one_or_is_gone_on_with(shop: CatalogShop) -> None:
-    """Each time in a process of its own; then the follower goes on, and whoever builds begins again."""
-    before = shop.found()
-    steps = points.generation_steps("catalog")
-    assert len(steps) == 7
-    for number, point in enumerate(steps, start=2):
-        assert points.killed(lambda: print(shop.bootstrap()), f"{point}=kill") == KILLED, point
-        swapped = point == "generations.catalog_swapped"
-        live = next(one for one, state in shop.generations().items() if state is GenerationState.LIVE)
-        assert live == (number if swapped else number - 1), point
-        assert shop.found() == before, point
-        if point in ("generations.catalog_held", "generations.catalog_before_swap"):
-            with pytest.raises(StoreError, match="about to take"):
-                shop.follow()
-            shop.clock.now += HELD_AT_MOST_S
-        shop.change(10 + number, f"after {number}")
-        shop.follow()
-        before[1] = f"after {number}"
-        assert shop.found() == before, point
-        if not swapped:
-            assert shop.bootstrap().number == number, point
-            shop.follow()
-        assert shop.found() == before, point
+    killed_at_every_step(shop, "catalog")
     first = shop.files()
-    assert points.killed(lambda: shop.drop(1), "generations.warehouse_erased=kill") == KILLED
-    assert 1 in shop.generations()
-    shop.drop(1)
-    assert 1 not in shop.generations()
-    assert shop.found() == before
+    killed_while_the_first_is_removed(shop, "generations.warehouse_erased")
     gone = first - shop.files()
     assert gone
     assert not [path for path in gone if "_generations" in path.parts], "another generation's files went with the first's"

@@ -26,13 +26,14 @@ from cdc.model.position import Lsn
 from cdc.settings.file import load
 from cdc.state import status
 from sinks import generations_of, options_model
-from sinks.generations import HELD_AT_MOST_S, GenerationState
+from sinks.generations import GenerationState
 from sinks.heldlog import HeldLog
 from sinks.sparksession import use_session
 from sinks.warehouse import Options, Warehouse
 from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
 from tests.contract.test_marks import apply, pair
 from tests.faults import points
+from tests.integration.generationkills import killed_at_every_step, killed_while_the_first_is_removed
 from tests.integration.test_cache_generations import At, Clock
 from tests.integration.test_generations import fed, followed
 from tests.logs import LooseLog
@@ -187,33 +188,8 @@ def test_a_generation_with_a_row_that_differs_is_not_swapped(shop: Shop) -> None
 
 
 def test_a_kill_at_any_step_leaves_the_live_one_or_is_gone_on_with(shop: Shop) -> None:
-    """Each time in a process of its own; then the follower goes on, and whoever builds begins again."""
-    before = shop.found()
-    steps = points.generation_steps("warehouse")
-    assert len(steps) == 7
-    for number, point in enumerate(steps, start=2):
-        assert points.killed(lambda: print(shop.bootstrap()), f"{point}=kill") == KILLED, point
-        swapped = point == "generations.warehouse_swapped"
-        live = next(one for one, state in shop.generations().items() if state is GenerationState.LIVE)
-        assert live == (number if swapped else number - 1), point
-        assert shop.found() == before, point
-        if point in ("generations.warehouse_held", "generations.warehouse_before_swap"):
-            with pytest.raises(StoreError, match="about to take"):
-                shop.follow()
-            shop.clock.now += HELD_AT_MOST_S
-        shop.change(10 + number, f"after {number}")
-        shop.follow()
-        before[1] = f"after {number}"
-        assert shop.found() == before, point
-        if not swapped:
-            assert shop.bootstrap().number == number, point
-            shop.follow()
-        assert shop.found() == before, point
-    assert points.killed(lambda: shop.drop(1), "generations.warehouse_erased=kill") == KILLED
-    assert 1 in shop.generations()
-    shop.drop(1)
-    assert 1 not in shop.generations()
-    assert shop.found() == before
+    killed_at_every_step(shop, "warehouse")
+    killed_while_the_first_is_removed(shop, "generations.warehouse_erased")
 
 
 def test_a_follower_that_had_looked_before_commits_nothing_once_the_live_one_is_held(shop: Shop) -> None:
