@@ -26,7 +26,7 @@ _DEEPEST: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class ObjectOutline:
     """An object."""
 
     members: Mapping[str, Outline]
@@ -39,7 +39,7 @@ class Items:
     item: Outline
 
 
-Outline = ScalarType | Members | Items | None
+Outline = ScalarType | ObjectOutline | Items | None
 """None: of which nothing is known."""
 
 
@@ -66,7 +66,7 @@ def outline_of(text: str) -> Outline:
 
 def _raw(outline: Outline) -> Any:
     match outline:
-        case Members(members):
+        case ObjectOutline(members):
             return {"members": {name: _raw(one) for name, one in members.items()}}
         case Items(item):
             return {"items": _raw(item)}
@@ -75,7 +75,7 @@ def _raw(outline: Outline) -> Any:
 
 def _depth(outline: Outline) -> int:
     match outline:
-        case Members(members):
+        case ObjectOutline(members):
             return 1 + max(map(_depth, members.values()), default=0)
         case Items(item):
             return 1 + _depth(item)
@@ -87,7 +87,7 @@ def _read(raw: Any, deepest: int) -> Outline:
         raise ValueError("an outline is nested too deeply")
     match raw:
         case {"members": dict(members), **rest} if not rest:
-            return Members({name: _read(one, deepest - 1) for name, one in members.items()})
+            return ObjectOutline({name: _read(one, deepest - 1) for name, one in members.items()})
         case {"items": item, **rest} if not rest:
             return Items(_read(item, deepest - 1))
         case None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from cdc.expressions import PgType, scalar_of
 from cdc.expressions.syntax import Case, Cast, FunctionCall, Name, Quoted, Syntax
-from cdc.model.outline import Items, Members, Outline
+from cdc.model.outline import Items, ObjectOutline, Outline
 
 
 def outline_of_value(kind: PgType, known: Outline) -> Outline:
@@ -32,7 +32,7 @@ def outline_of_syntax(syntax: Syntax, known: Mapping[str, Outline], kind_of: Cal
                 return known.get(name)
             case FunctionCall(name="jsonb_build_object", arguments=parts):
                 names = [part.text for part in parts[::2] if isinstance(part, Quoted) and part.text is not None]
-                return Members(dict(zip(names, map(value, parts[1::2]), strict=True)))
+                return ObjectOutline(dict(zip(names, map(value, parts[1::2]), strict=True)))
             case FunctionCall(name="coalesce", arguments=(first, other)):
                 found = look(first)
                 return found if _is_empty(other, found) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from cdc.model.outline import Items, Members, Outline
+from cdc.model.outline import Items, ObjectOutline, Outline
 from cdc.model.structure import ScalarType
 from sinks.search.typedfields import scalar
 
@@ -19,9 +19,9 @@ _KEPT: Final[Mapping[str, Any]] = {"type": "object", "enabled": False}
 def fragment_of(outline: Outline) -> Mapping[str, Any] | None:
     """The field of a column; None where it is that of JSON of which nothing is known."""
     match outline:
-        case Members(members) if members:
+        case ObjectOutline(members) if members:
             return {"type": "object", "properties": _properties(members)}
-        case Items(Members(members)) if members:
+        case Items(ObjectOutline(members)) if members:
             return {"type": "nested", "properties": _properties(members)}
         case Items(ScalarType() as kind):
             return scalar(kind)

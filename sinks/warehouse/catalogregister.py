@@ -23,17 +23,17 @@ from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.marks import STORE_KEY
 from sinks.warehouse.options import Options
 from sinks.warehouse.parts import catalog_of
-from sinks.warehouse.register import GenerationRegister, WarehouseGenerationReplaced, WarehouseRegister
+from sinks.warehouse.register import FolderRegister, WarehouseGenerationReplaced, WarehouseRegister
 from sinks.warehouse.servedcatalog import ServedGeneration
 
 
 class CatalogRegister:
-    """See ``sinks.warehouse.register.GenerationRegister``."""
+    """See ``sinks.warehouse.register.WarehouseRegister``."""
 
     def __init__(self, store: str, options: Options) -> None:
         self.store = store
         self._options = options
-        self._disk = WarehouseRegister.of(store, options)
+        self._disk = FolderRegister.of(store, options)
         """Of the folders on this machine alone."""
         self._owned: dict[tuple[RowName, str], bool] = {}
         """Whether a table, which lies there, is the store's."""
@@ -168,6 +168,6 @@ class CatalogRegister:
             yield WarehouseLedger(self.store, catalog)
 
 
-def register_of(store: str, options: Options) -> GenerationRegister:
+def register_of(store: str, options: Options) -> WarehouseRegister:
     """The register of a warehouse of these options."""
-    return CatalogRegister(store, options) if options.catalog == "sql" else WarehouseRegister.of(store, options)
+    return CatalogRegister(store, options) if options.catalog == "sql" else FolderRegister.of(store, options)

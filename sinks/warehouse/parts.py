@@ -11,7 +11,7 @@ from sinks.warehouse.connection import connect
 from sinks.warehouse.generationnames import WarehouseFolders, below
 from sinks.warehouse.keycache import KeyCache
 from sinks.warehouse.options import Options
-from sinks.warehouse.register import GenerationRegister
+from sinks.warehouse.register import WarehouseRegister
 from sinks.warehouse.scratch import Scratch, Staging
 
 
@@ -45,7 +45,7 @@ def parts_of(folders: WarehouseFolders, number: int, options: Options) -> Wareho
     return WarehouseParts(number, own, aside, scratch, Staging(scratch, options.staged_bytes), KeyCache(options.key_cache_bytes))
 
 
-def catalog_of(store: str, register: GenerationRegister, number: int, options: Options) -> Catalog:
+def catalog_of(store: str, register: WarehouseRegister, number: int, options: Options) -> Catalog:
     """One generation's. ``options``: as the configuration says them."""
     folders = register.folders
     return connect(store, _own_options(folders, number, options), folders.staging(number), register.served(number))

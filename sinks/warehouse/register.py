@@ -47,7 +47,7 @@ class WarehouseGenerationReplaced(StoreError):
         super().__init__(f"store {store}: this generation is no longer the live one, or is being replaced", retryable=True)
 
 
-class GenerationRegister(Protocol):
+class WarehouseRegister(Protocol):
     """One store's generations, as the place where they lie records them. Raises StoreError."""
 
     @property
@@ -150,14 +150,14 @@ _FILE: Final = StateFile(1, _encoded, _decoded, _unreadable, shared=True)
 
 
 @dataclass(frozen=True, slots=True)
-class WarehouseRegister:
-    """See ``GenerationRegister``: that of folders. ``pointer``: the link, absolute; None: there is the first generation only."""
+class FolderRegister:
+    """See ``WarehouseRegister``: that of folders. ``pointer``: the link, absolute; None: there is the first generation only."""
 
     folders: WarehouseFolders
     pointer: Path | None
 
     @classmethod
-    def of(cls, store: str, options: Options) -> WarehouseRegister:
+    def of(cls, store: str, options: Options) -> FolderRegister:
         pointer = None if options.pointer is None else options.pointer.absolute()
         return cls(WarehouseFolders(options.path.absolute(), store), pointer)
 

@@ -44,7 +44,7 @@ from sinks.warehouse.names import place_of
 from sinks.warehouse.options import Options
 from sinks.warehouse.parts import WarehouseParts, parts_of
 from sinks.warehouse.rebuild import WarehouseRebuild
-from sinks.warehouse.register import GenerationRegister
+from sinks.warehouse.register import WarehouseRegister
 from sinks.warehouse.scratch import Scratch, Staging
 from sinks.warehouse.tables import WarehouseTables, history_place, refuse_missing
 from sinks.warehouse.tablescan import live_rows
@@ -81,7 +81,7 @@ class Warehouse:
         return parts_of(self._register.folders, number, self.options)
 
     @property
-    def _register(self) -> GenerationRegister:
+    def _register(self) -> WarehouseRegister:
         return register_of(self.name, self.options)
 
     @property

@@ -12,7 +12,7 @@ import pytest
 from cdc.crashpoint import KILLED
 from cdc.errors import ConfigError, StoreError
 from cdc.model.batch import Op
-from cdc.model.outline import Items, Members, outline_text
+from cdc.model.outline import Items, ObjectOutline, outline_text
 from cdc.model.structure import ScalarType
 from cdc.model.topic import TopicSchema
 from sinks import options_model
@@ -110,7 +110,7 @@ def test_settings_and_mapping_make_the_index(lab: Lab) -> None:
 
 
 def test_a_document_whose_outline_is_known_is_what_the_audit_expects(lab: Lab) -> None:
-    outline = outline_text(Items(Members({"a": ScalarType.INT8, "b": ScalarType.TEXT, "c": None})))
+    outline = outline_text(Items(ObjectOutline({"a": ScalarType.INT8, "b": ScalarType.TEXT, "c": None})))
     table = dataclasses.replace(
         PLACES, columns=tuple(dataclasses.replace(one, outline=outline) if one.name == "more" else one for one in PLACES.columns)
     )

@@ -6,25 +6,25 @@ import dataclasses
 
 import pytest
 
-from cdc.model.outline import Items, Members, Outline, outline_of, outline_text
+from cdc.model.outline import Items, ObjectOutline, Outline, outline_of, outline_text
 from cdc.model.structure import ScalarType
 from cdc.views.definition import define
 from tests.unit.views.test_refusals import TOPICS
 
-ITEM = Members({"n": ScalarType.INT4, "p": ScalarType.NUMERIC, "t": None})
+ITEM = ObjectOutline({"n": ScalarType.INT4, "p": ScalarType.NUMERIC, "t": None})
 LIST = "SELECT order_id, jsonb_agg(jsonb_build_object('n', number, 'p', price, 't', tags) ORDER BY number) AS x FROM items GROUP BY order_id"
 
 
 @pytest.mark.parametrize(
     ("sql", "outline"),
     [
-        ("SELECT id, jsonb_build_object('s', status, 'o', jsonb_build_object('id', id)) AS x FROM orders", Members({"s": ScalarType.TEXT, "o": Members({"id": ScalarType.INT8})})),
+        ("SELECT id, jsonb_build_object('s', status, 'o', jsonb_build_object('id', id)) AS x FROM orders", ObjectOutline({"s": ScalarType.TEXT, "o": ObjectOutline({"id": ScalarType.INT8})})),
         (LIST, Items(ITEM)),
         (f"SELECT s.order_id, coalesce(s.x, '[]'::jsonb) AS x FROM ({LIST}) s", Items(ITEM)),
-        (f"SELECT o.id, jsonb_build_object('list', coalesce(s.x, '[]'::jsonb)) AS x FROM orders o LEFT JOIN ({LIST}) s ON s.order_id = o.id", Members({"list": Items(ITEM)})),
-        ("SELECT id, CASE WHEN id > 1 THEN jsonb_build_object('id', id) END AS x FROM orders", Members({"id": ScalarType.INT8})),
+        (f"SELECT o.id, jsonb_build_object('list', coalesce(s.x, '[]'::jsonb)) AS x FROM orders o LEFT JOIN ({LIST}) s ON s.order_id = o.id", ObjectOutline({"list": Items(ITEM)})),
+        ("SELECT id, CASE WHEN id > 1 THEN jsonb_build_object('id', id) END AS x FROM orders", ObjectOutline({"id": ScalarType.INT8})),
         ("SELECT order_id, jsonb_agg(number ORDER BY number) AS x FROM items GROUP BY order_id", Items(ScalarType.INT4)),
-        ("SELECT 'a' AS b, id, jsonb_build_object('i', id) AS x FROM orders UNION ALL SELECT 'b', id, jsonb_build_object('i', id) FROM orders", Members({"i": ScalarType.INT8})),
+        ("SELECT 'a' AS b, id, jsonb_build_object('i', id) AS x FROM orders UNION ALL SELECT 'b', id, jsonb_build_object('i', id) FROM orders", ObjectOutline({"i": ScalarType.INT8})),
         # nothing is known
         ("SELECT 'a' AS b, id, jsonb_build_object('i', id) AS x FROM orders UNION ALL SELECT 'b', id, jsonb_build_object('i', status) FROM orders", None),
         (f"SELECT s.order_id, coalesce(s.x, '{{}}'::jsonb) AS x FROM ({LIST}) s", None),
@@ -53,4 +53,4 @@ def test_what_is_too_large_is_not_kept() -> None:
         outline = Items(outline)
     assert outline_of(outline_text(outline)) == outline
     assert outline_text(Items(outline)) == ""
-    assert outline_text(Members({f"member {number}": ScalarType.TEXT for number in range(10_000)})) == ""
+    assert outline_text(ObjectOutline({f"member {number}": ScalarType.TEXT for number in range(10_000)})) == ""
