@@ -59,15 +59,15 @@ class Stage(EventStage):
         consumer = Consumer({**self.quiet, **more})
         partitions = consumer.list_topics(name, timeout=60).topics[name].partitions
         consumer.assign([TopicPartition(name, one, 0) for one in partitions])
-        found, ended = [], 0
-        while ended < len(partitions):
+        found, ended = [], set()
+        while len(ended) < len(partitions):
             message = consumer.poll(60)
             assert message is not None
             if (error := message.error()) is None:
                 found.append(message)
             else:
                 assert error.name() == "_PARTITION_EOF", error
-                ended += 1
+                ended.add(message.partition())
         consumer.close()
         return sorted(found, key=lambda one: (one.partition() or 0, one.offset() or 0))
 
@@ -108,6 +108,20 @@ def test_events_arrive_as_they_were_written_in_the_order_of_their_commits(stage:
     assert headers(changes[0]) == {"id": "public.orders:2"}
     said = stage.ledger()
     assert [(one["position"], one["progress"]) for one in said] == [("0", "0"), ("5", "5")]
+
+
+def test_a_new_topic_gets_its_first_events_too(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that does not serve a new partition yet refuses a batch, and takes the next one as if it were the first: the refused one could not be sent again."""
+    monkeypatch.setattr(sink, "BATCH_BYTES", 1_000)
+    tables = [replace(ORDERS, oid=ORDERS.oid + number, name=f"orders{number}") for number in range(12)]
+    count = 150
+    for number, table in enumerate(tables):
+        first = 1 + number * count
+        stage.put(batch(table, [(Op.UPDATE, at, order(at % 8)) for at in range(first, first + count)]))
+    assert stage.follow(partitions=50).applied == stage.log.head
+    for number, table in enumerate(tables):
+        found = sorted(json.loads(one.value() or b"")["position"] for one in stage.messages(table.qualified))
+        assert found == list(range(1 + number * count, 1 + (number + 1) * count)), table.name
 
 
 def test_a_writer_that_was_replaced_adds_nothing(stage: Stage) -> None:

@@ -114,6 +114,9 @@ class KafkaChannel(MarkedChannel):
                 "compression.type": self._options.compression,
                 "message.max.bytes": self._options.message_bytes_max,
                 "batch.size": self._limits.batch_bytes,
+                # With several on their way, a broker that does not serve a partition yet refuses the first, takes the second as what the partition begins with, and has no place
+                # left for the first (KAFKA-15591): it is lost, and the transaction commits.
+                "max.in.flight.requests.per.connection": 1,
                 "linger.ms": 5,
                 "delivery.report.only.error": True,
                 "on_delivery": self._delivered,
