@@ -91,8 +91,8 @@ def killed(work: Callable[[], None], points: str) -> int | None:
     return process.exitcode
 
 
-def broken_off(work: Callable[[], str | None], point: str, kind: CrashKind, nth: int) -> None:
-    """Has the work killed, or fail, when it comes to the point for the nth time. ``work``: returns what stopped it by itself, which nothing may."""
+def broken_off(work: Callable[[], object], point: str, kind: CrashKind, nth: int) -> None:
+    """Has the work killed, or fail, when it comes to the point for the nth time. ``work``: returns None, or what stopped it by itself, which nothing may."""
 
     def whole() -> None:
         assert work() is None

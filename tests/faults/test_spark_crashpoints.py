@@ -227,23 +227,26 @@ def test_an_error_in_this_process(point: str, written: Written, tmp_path: Path) 
     counters.add("crash points", "error")
 
 
+@pytest.mark.parametrize("kind", [CrashKind.ERROR, CrashKind.KILL] if EVERYTHING else [CrashKind.ERROR])
 @pytest.mark.parametrize("point", points.of("rebuild"))
-def test_an_error_while_a_store_is_built_again(point: str, written: Written, tmp_path: Path) -> None:
+def test_a_store_that_is_built_again_is_broken_off(point: str, kind: CrashKind, written: Written, tmp_path: Path) -> None:
     """Between the request, the emptying of each table and of all, and the opening: the next follower does it again."""
     options = options_model("iceberg").model_validate(
         {"kind": "iceberg", "path": str(tmp_path / "warehouse"), "batch_rows": 400, "cuts": True, "tables": HISTORIES}
     )
-    with closing(EmbeddedLogReader(written.folder / "log")) as reader:
-        apply_all(options, reader, written, tmp_path)
-        rebuilds.request(tmp_path / "run", "store", StopState.DIVERGED)
-        with armed(f"{point}=error") as fault, suppress(Fault):
+
+    def follow() -> None:
+        with closing(EmbeddedLogReader(written.folder / "log")) as reader:
             apply_all(options, reader, written, tmp_path)
-        assert fault.hit, f"{point} was not reached"
-        apply_all(options, reader, written, tmp_path)
-        assert rebuilds.requested(tmp_path / "run", "store") is None
-        sink = make_sink("store", options)
+
+    follow()
+    rebuilds.request(tmp_path / "run", "store", StopState.DIVERGED)
+    points.broken_off(follow, point, kind, 1)
+    follow()
+    assert rebuilds.requested(tmp_path / "run", "store") is None
+    sink = make_sink("store", options)
+    with closing(EmbeddedLogReader(written.folder / "log")) as reader:
         assert sink.open(reader).position == reader.head().position
         agrees(sink)
     assert difference(written.tables, held_by(sink, written.folder)) is None
     sink.close()
-    counters.add("crash points", "error")
