@@ -33,7 +33,7 @@ TOYS: Final = {
     ),
     "stages": ("--changes 2000", set()),
     "views": (
-        "--rows 2000 --runs 1 --changes 100",
+        "--rows 2000 --runs 1 --changes 100 --spark 0",
         {"join_100_per_s", "join_100_growth", "sums_100_growth", "documents_100_growth", "one_group_growth"},
     ),
     "live": ("--seconds 2 --rate 5 --rows 5", {"captured"}),
@@ -48,10 +48,11 @@ STORES: Final = {
     "bootstrap": ("opensearch --rows 3000 --runs 1", {"opensearch", "opensearch_swapped"}),
     "latency": ("--rate 20 --seconds 1 --warm-s 1", {"redis_p50_ms", "redis_p99_ms", "redis_p50_beside_plain_ms"}),
     "log": ("--part scan_spark --rows 20000 --runs 1 --warm 0", {"scan_spark", "scan_spark_tail"}),
+    "views": ("--rows 2000 --runs 1 --changes 100 --views join --spark 2000", {"join_first_build"}),
     "live-cost": ("--reference none --runs 1 --seconds 1 --rates 0 20 --rows 200", {"idle_core", "pss_mb"}),
 }
 """These start OpenSearch and Spark by themselves, one after the other …"""
-LONG: Final = {"latency", "live-cost", "backlog", "audit"}
+LONG: Final = {"latency", "live-cost", "backlog", "audit", "views"}
 """… and these take most of a minute and more."""
 
 
