@@ -46,6 +46,8 @@ SEED_VARIABLE = "HEADWATER_SEED"
 _RUN_VARIABLE = "HEADWATER_TEST_RUN"
 _WHOLE_VARIABLE = "HEADWATER_WHOLE_SUITE"
 _VERSIONS = (15, 16, 17, 18)
+# Of what every version of Postgres is asked, a run of the whole suite asks the newest all, and each older one a third.
+_OLDER_SAMPLE = 3
 _MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 8 * 2**30
 _FILES = 20_000
@@ -106,6 +108,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 if item.get_closest_marker("xdist_group") is None:
                     item.add_marker(pytest.mark.xdist_group(name))
                 break
+        if "pg_versions" in used and item.callspec.params["pg_versions"] != NEWEST:  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.sampled(_OLDER_SAMPLE))
     _leave_out_what_is_slow(config, items)
     yield
     if getattr(config.option, "loadgroup", False):
