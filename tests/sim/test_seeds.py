@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import io
-import json
-import os
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from tests import counters
 from tests.sim.__main__ import conclude
-from tests.sim.running import grouped, run_seeds, too_gentle
+from tests.sim.running import grouped, run_seeds
 from tests.sim.world import HURT, simulate
 
-SEEDS = 1_000
-PARTS = 8
+SEEDS = 500
+PARTS = 4
 HURT_IN_PART_SHARE = 0.22
-"""Of all runs together it has to be ``HURT_SHARE``, which a part of them misses by chance."""
+"""Of many runs it has to be ``HURT_SHARE``, which a part of them misses by chance."""
 DDL_SHARE = 0.15
 """In at least so many runs of each part (more than 0.25 of all) …"""
 DDL = ("runs in which a table was created", "runs in which a table was dropped", "runs in which a type was changed")
@@ -49,20 +46,6 @@ def test_no_promise_is_broken(part: int) -> None:
     assert counts[HURT] >= HURT_IN_PART_SHARE * size, f"a store was hurt in {counts[HURT]} of {size} runs only"
     assert {what: counts[what] for what in DDL if counts[what] < DDL_SHARE * size} == {}
     assert {what: counts[what] for what in RARE if counts[what] < RARE_SHARE * size} == {}
-    _check_all(part, counts)
-
-
-def _check_all(part: int, counts: Counter[str]) -> None:
-    """The parts may run in several processes: the last one of them to end looks at all, if all were asked for."""
-    folder = Path(os.environ[counters.FOLDER_VARIABLE]) / "simulated"
-    folder.mkdir(exist_ok=True)
-    aside = folder / f".{part}"
-    aside.write_text(json.dumps({"runs": counts["runs"], HURT: counts[HURT]}))
-    aside.rename(folder / str(part))
-    parts = [folder / str(number) for number in range(PARTS)]
-    if all(path.exists() for path in parts):
-        whole = sum((Counter(json.loads(path.read_text())) for path in parts), Counter[str]())
-        assert too_gentle(whole) is None
 
 
 @pytest.mark.parametrize(("runs", "hurt", "answer"), [(1_000, 300, 0), (1_000, 299, 1), (999, 0, 0)])
