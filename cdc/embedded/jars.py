@@ -34,7 +34,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Jar:
-    """One locked file. ``path`` is relative, in Maven's layout: group/as/folders/artifact/version/artifact-version.jar."""
+    """One locked file. ``path`` is relative, in Maven's layout: group/as/folders/artifact/version/artifact-version.jar, or …/artifact-version-classifier.extension."""
 
     sha256: str
     path: str
@@ -44,6 +44,13 @@ class Jar:
         """(organisation, artifact, version)."""
         *group, artifact, version, _file = self.path.split("/")
         return ".".join(group), artifact, version
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """(classifier, extension); a jar has no classifier."""
+        *_, artifact, version, file = self.path.split("/")
+        classifier, _, extension = file.removeprefix(f"{artifact}-{version}").partition(".")
+        return classifier.removeprefix("-"), extension
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +157,7 @@ def _start_ivy(jars: Sequence[Jar], folder: Path, options: Sequence[str]) -> sub
     argv = [java(), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *options, *_proxy_options()]
     argv += ["-cp", _ivy_jar(), "org.apache.ivy.Main", "-settings", folder / "settings.xml", "-cache", folder / "cache"]
     argv += ["-ivy", folder / "ivy.xml", "-confs", "default", "-warn"]
-    argv += ["-retrieve", f"{folder}/out/[orgPath]/[module]/[revision]/[artifact]-[revision].[ext]"]
+    argv += ["-retrieve", f"{folder}/out/[orgPath]/[module]/[revision]/[artifact]-[revision](-[classifier]).[ext]"]
     with (folder / "ivy.log").open("wb") as said:
         return subprocess.Popen([str(part) for part in argv], stdin=subprocess.DEVNULL, stdout=said, stderr=said, cwd=folder)
 
@@ -168,12 +175,15 @@ def _module(jars: Iterable[Jar]) -> str:
     lines = []
     for jar in jars:
         organisation, artifact, version = map(quoteattr, jar.coordinates)
+        classifier, extension = map(quoteattr, jar.kind)
         lines.append(
-            f'    <dependency org={organisation} name={artifact} rev={version} transitive="false" conf="default->default"/>'
+            f'    <dependency org={organisation} name={artifact} rev={version} transitive="false" conf="default->default">'
+            f"<artifact name={artifact} type={extension} ext={extension}"
+            + (f" m:classifier={classifier}/></dependency>" if jar.kind[0] else "/></dependency>")
         )
     body = "\n".join(lines)
     return (
-        '<ivy-module version="2.0">\n  <info organisation="headwater" module="jars"/>\n'
+        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">\n  <info organisation="headwater" module="jars"/>\n'
         '  <configurations><conf name="default"/></configurations>\n'
         f'  <dependencies defaultconf="default">\n{body}\n    <conflict manager="all"/>\n  </dependencies>\n</ivy-module>\n'
     )
