@@ -1,4 +1,4 @@
-"""A real schema registry: Apicurio in a JVM of its own, which keeps what it is told in memory. For tests of the event sinks."""
+"""A real schema registry: Apicurio in a JVM of its own, which keeps its schemas in memory. For tests of the event sinks."""
 
 from __future__ import annotations
 
