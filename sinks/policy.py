@@ -102,6 +102,8 @@ def _clauses(old: TopicField | None, new: TopicField | None) -> list[str]:
         found.append(f"changes the type of {new.name}")
     elif old.structure != new.structure:
         found.append(f"changes what the type of {new.name} is made of")
+    elif old.outline != new.outline:
+        found.append(f"changes what documents in {new.name} are made of")
     if old.key != new.key:
         found.append(f"{'takes' if new.key else 'no longer takes'} {new.name} into the key")
     return found

@@ -48,7 +48,7 @@ def lines(found: Plan) -> Iterator[str]:
         rows = "" if change.reread_rows is None else f"; about {counted(change.reread_rows, 'row')} {read}"
         yield f"{change.what}{rows}"
         for effect in change.effects:
-            more = f" ({effect.why})" if effect.stops else ""
+            more = f" ({effect.why})" if effect.explained else ""
             yield f"  {effect.store}: {effect.action}{more}"
         if not change.effects:
             yield "  no store holds it"

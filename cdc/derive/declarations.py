@@ -10,15 +10,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from cdc.derive.pieces import topic_table
 from cdc.derive.ports import TextTypes
 from cdc.errors import ConfigError
 from cdc.expressions.refusal import PartRefused
 from cdc.inbox.definition import typed
+from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import Settings
 from cdc.settings.views import View, topic_of
 from cdc.views.contract import Kernel, ViewRefused
 from cdc.views.definition import ViewDefinition, define
+from cdc.views.held import released, schema_of
 from cdc.views.kernel import SqlKernel
 from cdc.views.parser import parsed_query
 from cdc.views.rootquery import NestedQuery, nested_query
@@ -135,6 +138,13 @@ class BoundSql:
     def typed(self) -> TextTypes:
         plain = (one for one in self.definition.fields if not (one.defined or one.protected))
         return {one.name: said for one in plain if (said := typed(one.structure, one.outline)) is not None}
+
+    @cached_property
+    def table(self) -> Table:
+        """The view's topic, as its first rows would define it."""
+        columns = self.definition.columns
+        rows = released(schema_of({one.name: one for one in columns.values()}.values()).empty_table(), columns)
+        return topic_table(topic_of(self.name), rows, self.key, self.typed)
 
     def open(self, folder: Path) -> Kernel:
         return SqlKernel(self.definition, folder, MEMORY)

@@ -69,7 +69,8 @@ def signature_of(schema: TopicSchema, columns: Iterable[str]) -> Signature:
 
 
 def _facts(one: TopicField) -> tuple[object, ...]:
-    return one.name, one.origin, one.source_type, str(one.type), one.key, one.protected
+    facts = one.name, one.origin, one.source_type, str(one.type), one.key, one.protected
+    return (*facts, one.outline) if one.outline else facts  # the view's own documents say what those look like that it carries
 
 
 @dataclass(frozen=True, slots=True)

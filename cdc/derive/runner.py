@@ -182,7 +182,8 @@ class ViewRunner:
         except (Stopped, StateFull):
             raise
         except Exception as error:  # whatever a damaged file leads to
-            _log.warning(f"the state of view {self.name} cannot be read", problem=type(error).__name__)
+            problem = str(error) if isinstance(error, StateDamaged) else type(error).__name__
+            _log.warning(f"the state of view {self.name} cannot be read", problem=problem)
             return Decision(ViewCourse.REBUILD, _UNREADABLE)
         return decide(digest, mark, facts, cut, lineage)
 

@@ -59,12 +59,17 @@ class Effect:
     store: str
     """Its name; of a view, ``view NAME``."""
     action: str
-    """One of ``sinks.policy.Action``, ``JOINS`` or ``STOPS``; of a view, one of those of ``cdc.plan.views``."""
+    """One of ``sinks.policy.Action``, ``JOINS`` or ``STOPS``; of a view, or of a store that holds one, one of those of ``cdc.plan.views``."""
     why: str
 
     @property
     def stops(self) -> bool:
         return self.action in (Action.PAUSE, Action.BROKEN, STOPS, views.STOPS)
+
+    @property
+    def explained(self) -> bool:
+        """``why`` says more than the change itself does."""
+        return self.stops or self.action == views.REMADE
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,8 @@ def plan_catalog(settings: Settings) -> Plan:
         now |= _joining(connection, settings, now)
         revealed = tuple(_revealed(settings, reader, now.values()))
         left_out = _left_out(settings, connection, now.keys())
-        of_views = (Remark(f"view {name}", what) for name, what in views.redefined(settings))
+        of_views = [Remark(f"view {name}", what) for name, what in views.redefined(settings)]
+        of_views += [Remark(store, what) for store, what in views.remade(settings, reader)]
         remarks = (*revealed, *_keyless(settings, now.values()), *left_out, *_remarks(settings, reader, connection), *of_views)
         if any(remark.stops for remark in revealed):
             return Plan((), remarks)
@@ -341,6 +347,8 @@ def _on_views(
     for view in reading.reading(change.table.qualified):
         if (effect := reading.effect(view, held, ended, change)) is not None:
             yield Effect(f"view {view.name}", *effect)
+    for store, what in reading.remade(held, ended, change):
+        yield Effect(store, views.REMADE, what)
 
 
 def _schema(table: Table | None) -> TopicSchema | None:

@@ -1,24 +1,29 @@
-"""Views in `cdc plan`: the effect of a table's change on those that read it, and of another definition in the configuration."""
+"""Views in `cdc plan`: the effect of a table's change on those that read it and on the stores that hold them, and of another definition in the configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from cdc.derive.declarations import SqlView, declared_views
 from cdc.derive.netrange import TopicReads
-from cdc.errors import HeadwaterError, StopState
+from cdc.errors import ConfigError, HeadwaterError, StopState
 from cdc.log.contract import LogReader
 from cdc.log.orphans import ENDING
 from cdc.model.evolution import SchemaChange
+from cdc.model.selection import matches
 from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import Settings
 from cdc.settings.views import topic_of
 from cdc.state import status
+from sinks.holding import bound
 
 STOPS: Final = f"stops ({StopState.VIEW_REFUSED})"
 AGAIN: Final = "is computed again"
+REMADE: Final = "makes again what it has of a view"
+"""What a store does."""
 
 
 class ReadingViews:
@@ -26,6 +31,7 @@ class ReadingViews:
 
     def __init__(self, settings: Settings, reader: LogReader) -> None:
         """Raises ConfigError where a view's text is no query."""
+        self._settings = settings
         self._views = declared_views(settings)
         derived = set(map(topic_of, settings.views))
         self._derived = {topic.name: topic.schema for topic in reader.topics() if topic.name in derived}
@@ -57,6 +63,15 @@ class ReadingViews:
             return AGAIN, f"{topic} has other columns for it, or other rows"
         return None
 
+    def remade(self, held: Mapping[str, Table], ended: Collection[str], change: SchemaChange) -> Iterator[tuple[str, str]]:
+        """The stores that make something of a view again since a table changes, and what."""
+        if change.kind in ENDING:
+            return
+        before = {name: TopicSchema.of(table) for name, table in held.items() if name not in ended}
+        after = before | {change.table.qualified: TopicSchema.of(change.table)}
+        known = (_with_views(self._views, tables) for tables in (before, after))
+        yield from _remade(self._settings, *known)
+
     def _schemas(self, view: SqlView, held: Mapping[str, Table], ended: Collection[str]) -> dict[str, TopicSchema]:
         tables = {name: TopicSchema.of(held[name]) for name in view.topics if name in held and name not in ended}
         return tables | {name: self._derived[name] for name in view.topics if name in self._derived}
@@ -77,3 +92,35 @@ def redefined(settings: Settings) -> Iterator[tuple[str, str]]:
                 name,
                 f"is defined otherwise than before: it {AGAIN} at the next start of cdc run, and its topic gets what differs",
             )
+
+
+def remade(settings: Settings, reader: LogReader) -> Iterator[tuple[str, str]]:
+    """The stores that make something of a view again, as the configuration defines it otherwise than its topic in the log, and what. Raises ConfigError as
+    ``ReadingViews`` does."""
+    known = {topic.name: topic.schema for topic in reader.topics()}
+    views = declared_views(settings)
+    tables = {name: schema for name, schema in known.items() if name not in set(map(topic_of, views))}
+    yield from _remade(settings, known, _with_views(views, tables))
+
+
+def _remade(settings: Settings, before: Mapping[str, TopicSchema], after: Mapping[str, TopicSchema]) -> Iterator[tuple[str, str]]:
+    for topic in (topic_of(name) for name in settings.views):
+        for store, options in settings.stores.items():
+            if topic not in before or topic not in after or not matches(options.tables, after[topic]):
+                continue
+            with suppress(ConfigError):  # of what the store holds of it: that is said elsewhere
+                had, has = (bound(store, options, one).held(one) for one in (before[topic], after[topic]))
+                if what := options.remade(had, has):
+                    yield store, f"{topic}: {what}"
+
+
+def _with_views(views: Mapping[str, SqlView], tables: Mapping[str, TopicSchema]) -> Mapping[str, TopicSchema]:
+    """The topics of the views over these tables beside them, as far as they can be known."""
+    known = dict(tables)
+    waiting = list(views.values())
+    while ready := [one for one in waiting if all(topic in known for topic in one.topics)]:
+        for view in ready:
+            waiting.remove(view)
+            with suppress(HeadwaterError):  # a view that would stop: that is said elsewhere
+                known[topic_of(view.name)] = TopicSchema.of(view.bind(known).table)
+    return known

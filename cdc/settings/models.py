@@ -334,6 +334,11 @@ class StoreOptions(Strict):
         be read."""
         return {}
 
+    def remade(self, before: TopicSchema, after: TopicSchema) -> str:  # noqa: ARG002
+        """Says what the store makes again, from the log, where a topic that it holds is defined otherwise; empty where it takes that in as it stands. Both as it holds
+        them."""
+        return ""
+
     def naming(self, schema: TopicSchema) -> tuple[str, ...]:  # noqa: ARG002
         """The columns of this topic, and what is computed of it, that say where the store puts a row, beside the columns of its key. They may change: then the
         row goes from one place to another (``sinks.places``)."""

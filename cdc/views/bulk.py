@@ -4,8 +4,9 @@
   are written once more, as another *generation* of files.
 - **An index is some runs** of (hash, place) in the order of the hashes. Each append makes one, together with those before it that are no longer: so there are few of
   them, and each entry is written again a few times only. A hash says where to look; the values are compared.
-- **The store says what counts**: which generation, how long each file is, and which runs there are (``BulkFacts``), in the same transaction as the rest. What was
-  appended is durable before that, so that a process can end anywhere in between.
+- **The store says what counts**: which generation, how long each file is, with a checksum of that, and which runs there are (``BulkFacts``), in the same transaction as
+  the rest. What was appended is durable before that, so that a process can end anywhere in between.
+- **Files are checked whole when a process opens them**, once. Later nobody looks: a row is some bytes anywhere in them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final, Self
 import numpy as np
 import pyarrow as pa
 
-from cdc.views.columnfiles import ColumnFiles, GrowingFile
+from cdc.views.columnfiles import ColumnFiles, FileExtent, GrowingFile
 from cdc.views.contract import StateDamaged
 from cdc.views.hashes import HashRun, Places, agreeing, columns_of, hashed, merged
 
@@ -28,7 +29,7 @@ PIECE: Final = 200_000
 """Rows that are taken at once."""
 _MERGED: Final = 500_000
 """Entries of an index that are merged at once."""
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 """Of the files, the rows' hashes among them."""
 _ENTRY: Final = 16
 """Bytes of an entry of a run: its hash and its place."""
@@ -36,17 +37,18 @@ _ENTRY: Final = 16
 
 @dataclass(slots=True)
 class BulkFacts:
-    """The facts of the files that count. ``sizes``: file → bytes. ``runs``: for each index the numbers of its runs, with their entries. ``drawn``: numbers of runs so far."""
+    """The facts of the files that count. ``extents``: those of columns. ``runs``: for each index the numbers of its runs, with their files' extents. ``drawn``: numbers of
+    runs so far."""
 
     generation: int = 0
     rows: int = 0
     drawn: int = 0
-    sizes: dict[str, int] = field(default_factory=dict)
-    runs: list[list[tuple[int, int]]] = field(default_factory=list)
+    extents: dict[str, FileExtent] = field(default_factory=dict)
+    runs: list[list[tuple[int, FileExtent]]] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        return json.dumps([_FORMAT, self.generation, self.rows, self.drawn, self.sizes, self.runs])
+        return json.dumps([_FORMAT, self.generation, self.rows, self.drawn, self.extents, self.runs])
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -54,8 +56,14 @@ class BulkFacts:
         written_as, *found = json.loads(text)
         if written_as != _FORMAT:
             raise StateDamaged("the state is of another version")
-        generation, rows, drawn, sizes, runs = found
-        return cls(generation, rows, drawn, sizes, [[(number, entries) for number, entries in one] for one in runs])
+        generation, rows, drawn, extents, runs = found
+        return cls(
+            generation,
+            rows,
+            drawn,
+            {name: FileExtent(*extent) for name, extent in extents.items()},
+            [[(number, FileExtent(*extent)) for number, extent in one] for one in runs],
+        )
 
 
 class BulkRows:
@@ -69,14 +77,24 @@ class BulkRows:
         self._facts = BulkFacts.read(facts.text)
         self._facts.runs = self._facts.runs or [[] for _ in indices]
         self._columns = {
-            one.name: ColumnFiles(folder, f"{self._stem}.{number}", one.type, facts.sizes) for number, one in enumerate(schema)
+            one.name: ColumnFiles(folder, f"{self._stem}.{number}", one.type, facts.extents) for number, one in enumerate(schema)
         }
-        self._runs = [[self._run(number, entries) for number, entries in runs] for runs in self._facts.runs]
+        self._runs = [[self._run(number, extent) for number, extent in runs] for runs in self._facts.runs]
         self._buried = np.zeros(facts.rows, np.bool_)
         self._buried_count = 0
 
-    def _run(self, number: int, entries: int) -> GrowingFile:
-        return GrowingFile(self._folder / f"{self._stem}.run{number}", entries * _ENTRY)
+    def _run(self, number: int, extent: FileExtent | None = None) -> GrowingFile:
+        return GrowingFile(self._folder / f"{self._stem}.run{number}", extent)
+
+    @property
+    def _files(self) -> list[GrowingFile]:
+        columns = [file for column in self._columns.values() for file in column.files]
+        return [*columns, *(file for runs in self._runs for file in runs)]
+
+    def check(self) -> None:
+        """Reads all files. Raises StateDamaged where one is not as it was written."""
+        for file in self._files:
+            file.check()
 
     @property
     def rows(self) -> int:
@@ -92,13 +110,13 @@ class BulkRows:
     def facts(self) -> BulkFacts:
         """As of now."""
         files = [file for column in self._columns.values() for file in column.files]
-        self._facts.sizes = {file.path.name: file.size for file in files if file.size}
+        self._facts.extents = {file.path.name: file.extent for file in files if file.size}
         return self._facts
 
     @property
     def names(self) -> set[str]:
         """The files' names."""
-        return {*self.facts.sizes, *(file.path.name for runs in self._runs for file in runs)}
+        return {file.path.name for file in self._files if file.size}
 
     # --- changes
 
@@ -115,14 +133,14 @@ class BulkRows:
     def _index(self, number: int, new: HashRun) -> None:
         entries, joined = len(new.hashes), 0
         runs, facts = self._runs[number], self._facts.runs[number]
-        while joined < len(facts) and facts[-1 - joined][1] <= entries:
+        while joined < len(runs) and runs[-1 - joined].size <= entries * _ENTRY:
             joined += 1
-            entries += facts[-joined][1]
-        kept = len(facts) - joined
-        file = self._run(self._facts.drawn, 0)
+            entries += runs[-joined].size // _ENTRY
+        kept = len(runs) - joined
+        file = self._run(self._facts.drawn)
         whole = merged([*map(_opened, runs[kept:]), new], _MERGED)
         _write(file, entries, whole)
-        runs[kept:], facts[kept:] = [file], [(self._facts.drawn, entries)]
+        runs[kept:], facts[kept:] = [file], [(self._facts.drawn, file.extent)]
         self._facts.drawn += 1
 
     def bury(self, places: Places) -> None:
@@ -132,10 +150,7 @@ class BulkRows:
 
     def sync(self) -> None:
         """Everything that was appended is durable. Raises StateFull, OSError."""
-        for file in (
-            *(file for column in self._columns.values() for file in column.files),
-            *(one for runs in self._runs for one in runs),
-        ):
+        for file in self._files:
             file.sync()
         fd = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -1,7 +1,8 @@
 """Columns in files that only grow at their end, read through the system's page cache: rows are taken from them by their places.
 
 How long a file is, its owner says: what lies beyond is of a transaction that was forgotten, and is written over. So nothing here has to be undone, and a file that is
-shorter than that is damaged. What was appended is durable after ``sync``.
+shorter than that is damaged. So is one whose bytes have another checksum (CRC32C): a bit that turned, or a file of another state, would be other rows. What was appended
+is durable after ``sync``.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 
@@ -21,6 +23,15 @@ from cdc.views.contract import StateDamaged, StateFull
 from cdc.views.hashes import Places
 
 _EMPTY: Final = pa.py_buffer(b"")
+_CHECKED_BYTES: Final = 16 << 20
+"""So many at once: other threads go on in between."""
+
+
+class FileExtent(NamedTuple):
+    """The bytes of a file that count: how many, and their CRC32C."""
+
+    bytes: int = 0
+    crc: int = 0
 
 
 @contextmanager
@@ -37,13 +48,26 @@ def _room() -> Iterator[None]:
 class GrowingFile:
     """Bytes that are appended. ``size``: in bytes, of what counts."""
 
-    def __init__(self, path: Path, size: int = 0) -> None:
-        """Raises StateDamaged."""
-        self.path, self.size = path, size
+    def __init__(self, path: Path, extent: FileExtent | None = None) -> None:
+        """Raises StateDamaged where there is less than that; ``check`` looks at the bytes themselves."""
+        self.path = path
+        self.size, self._crc = extent or FileExtent()
         self._seen: pa.Buffer | None = None
         self._written = False
-        if size and (not path.exists() or path.stat().st_size < size):
+        if self.size and (not path.exists() or path.stat().st_size < self.size):
             raise StateDamaged(f"the state is damaged ({path.name} is not whole)")
+
+    @property
+    def extent(self) -> FileExtent:
+        return FileExtent(self.size, self._crc)
+
+    def check(self) -> None:
+        """Reads all bytes that count. Raises StateDamaged where they are not those that were appended."""
+        found, whole = 0, self.buffer
+        for at in range(0, self.size, _CHECKED_BYTES):
+            found = google_crc32c.extend(found, whole.slice(at, min(_CHECKED_BYTES, self.size - at)))
+        if found != self._crc:
+            raise StateDamaged(f"the state is damaged ({self.path.name} is not as it was written)")
 
     def append(self, *pieces: Any) -> None:
         """``pieces``: arrays or buffers, one after another. Raises StateFull."""
@@ -56,6 +80,7 @@ class GrowingFile:
                         written = os.pwrite(fd, left, self.size)
                         self.size += written
                         left = left[written:]
+                    self._crc = google_crc32c.extend(self._crc, pa.py_buffer(piece))
             finally:
                 os.close(fd)
         self._seen, self._written = None, True
@@ -90,11 +115,11 @@ class GrowingFile:
 class ColumnFiles:
     """One column's values."""
 
-    def __init__(self, folder: Path, name: str, kind: pa.DataType, sizes: Mapping[str, int]) -> None:
-        """``sizes``: what counts of each file, by its name. Raises StateDamaged."""
+    def __init__(self, folder: Path, name: str, kind: pa.DataType, extents: Mapping[str, FileExtent]) -> None:
+        """``extents``: what counts of each file, by its name. Raises StateDamaged."""
 
         def growing(part: str) -> GrowingFile:
-            return GrowingFile(folder / f"{name}.{part}", sizes.get(f"{name}.{part}", 0))
+            return GrowingFile(folder / f"{name}.{part}", extents.get(f"{name}.{part}"))
 
         self.kind = kind
         self._varies = pa.types.is_string(kind) or pa.types.is_binary(kind)

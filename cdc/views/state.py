@@ -257,9 +257,10 @@ class KeptRelation:
         for number, columns in enumerate(self._indices):
             index = ", ".join(map(quoted, columns))
             state.executed(f"CREATE INDEX IF NOT EXISTS {quoted(f'{name}_{number}')} ON {self._table} ({index})")
-        self._few: int = state.found(f"SELECT count(*) AS n FROM {self._table}", [()], _COUNT).column(0)[0].as_py()
-        self._few_before = self._few
+        self._few = self._few_before = int(state.found(f"SELECT count(*) AS n FROM {self._table}", [()], _COUNT)["n"][0].as_py())
         self._bulk = self._opened()
+        if self._bulk is not None:
+            self._bulk.check()
         self._appended = self._buried = False
         self._sweep()
 

@@ -25,7 +25,7 @@ from cdc.log.contract import COMES_WITH_CAPTURE, LogReader, selected
 from cdc.model.batch import OP, POSITION, Op, first_position, topic_schema
 from cdc.model.evolution import topic_change_of
 from cdc.model.lineage import Lineage, Mark, believed
-from cdc.model.position import START, ZERO_CUT, Cut, Position
+from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, TopicAsOf, Traits
 from sinks.deadletters import Letter
@@ -121,7 +121,7 @@ class EventSink:
         self._known: EventStanding | None = None
         """As this sink left it last."""
         self._last_seen = ZERO_CUT
-        """A place that was emptied meanwhile goes on from there."""
+        """A place that was emptied meanwhile goes on from there: where it held events back, right before the first of them, for with it went which those were."""
         self._shapes: dict[str, Shape] = {}
         self._writing = False
 
@@ -229,7 +229,8 @@ class EventSink:
             crashpoint("events.delivered")
         crashpoint("events.before_cut")
         self._channel.commit(cut)
-        self._known, self._last_seen = known.at(cut), cut
+        waiting = self._channel.first_waiting
+        self._known, self._last_seen = known.at(cut), cut if waiting is None else Cut(Position(waiting - 1), Lsn(0), 0)
         self._waiting.clear()
 
     def make_visible(self) -> None: ...

@@ -329,7 +329,12 @@ def _item_fate(item: Mapping[str, Any]) -> Fate:
     return bulk_fate(item["status"], str(item.get("error", {}).get("type", "")))
 
 
+_TOO_MANY: Final = re.compile(r"The number of nested documents has exceeded the allowed limit of \[(\d+)\]")
+
+
 def _reason(error: Mapping[str, Any]) -> str:
+    if (found := _TOO_MANY.match(str(error.get("reason", "")))) is not None:
+        return f"its lists have more than {found[1]} objects together (index.mapping.nested_objects.limit)"
     cause = str(error.get("caused_by", {}).get("type", ""))
     return ": ".join(part for part in (str(error["type"]), cause) if part)
 

@@ -268,10 +268,11 @@ class Indices:
             index = found.owner.part_of + NUMBERED + "*" if found.part and found.owner is not None else found.index
             hint = f"a field's type never changes: DELETE /{index}, so that it is built again from the log"
             raise self._refused(f"{schema.topic} has a new type for {wrong[0]}", hint)
-        added = mapping.missing(self._properties(schema), found.held["mappings"].get("properties", {}))
+        there = found.held["mappings"].get("properties", {})
+        added = mapping.missing(self._properties(schema), there)
         if not added and owner_of(found.held) is not None:
             return
-        higher = mapping.limits(schema, self.style(schema), found.held["settings"]["index"].get("mapping", {}))
+        higher = mapping.limits(schema, self.style(schema), found.held["settings"]["index"].get("mapping", {}), there)
         if higher:
             raised = {f"index.{name}": limit for name, limit in higher.items()}
             self.cluster.ask("allowing more fields", "PUT", f"/{found.index}/_settings", raised)

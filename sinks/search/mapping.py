@@ -61,17 +61,15 @@ def wished(schema: TopicSchema, style: Style) -> dict[str, Any]:
     return {name: fields[name] for name in dict.fromkeys(place_of(one, style)[0] for one in schema.fields if one.name in said)}
 
 
-def fields_limit(schema: TopicSchema, style: Style) -> int:
-    """Room for every column with its members, and as much again for columns to come."""
-    return max(FIELDS_DEFAULT_MAX, 10 * len(schema.fields), 2 * sum(map(fields_in, properties(schema, style).values())))
-
-
-def limits(schema: TopicSchema, style: Style, held: Mapping[str, Any]) -> dict[str, int]:
-    """The index's settings of how many fields its mapping may have, where they have to be higher. ``held``: what it has below ``index.mapping``."""
-    nested = sum(map(nested_in, properties(schema, style).values()))
-    wanted = {"total_fields": fields_limit(schema, style), "nested_fields": nested}
+def limits(schema: TopicSchema, style: Style, held: Mapping[str, Any], there: Mapping[str, Any] | None = None) -> dict[str, int]:
+    """The index's settings of how many fields its mapping may have, where they have to be higher. ``held``: what it has below ``index.mapping``; ``there``: its fields,
+    of which none ever goes. There is room for all of them and the columns with their members, and as much again for columns to come."""
+    has_fields, wanted = there or {}, properties(schema, style)
+    fields = [*has_fields.values(), *missing(wanted, has_fields).values()]
+    total = max(FIELDS_DEFAULT_MAX, 10 * len(schema.fields), 2 * sum(map(fields_in, fields)))
+    needed = {"total_fields": total, "nested_fields": sum(map(nested_in, fields))}
     has = {name: int(held.get(name, {}).get("limit", usual)) for name, usual in _DEFAULT_LIMITS.items()}
-    return {f"mapping.{name}.limit": limit for name, limit in wanted.items() if limit > has[name]}
+    return {f"mapping.{name}.limit": limit for name, limit in needed.items() if limit > has[name]}
 
 
 def missing(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
 from cdc.settings.strict import Strict
 from cdc.settings.tableoptions import StoreTables, TableOptions
-from sinks.search import names, placement, settings, wishes
+from sinks.render.choices import Choices
+from sinks.search import fields, mapping, names, placement, settings, wishes
 from sinks.search.wire import Address
 
 
@@ -172,6 +173,12 @@ class Options(Address, StoreOptions):
 
     def shaping_of(self, schema: TopicSchema) -> Mapping[str, str]:
         return {**self.shaping, **self._placement(schema)}
+
+    def remade(self, before: TopicSchema, after: TopicSchema) -> str:
+        choices = Choices(self.kind, self.as_rules, fields.style_of)
+        had, has = (mapping.properties(one, choices.style(one)) for one in (before, after))
+        others = mapping.contradicted(has, had)
+        return f"another index is filled from the log, as fields of {', '.join(others)} have other types" if others else ""
 
     def naming(self, schema: TopicSchema) -> tuple[str, ...]:
         own = {one.name for one in schema.key}

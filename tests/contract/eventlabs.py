@@ -55,6 +55,10 @@ class EventLab(ABC):
     def numbers(self) -> list[int]:
         """Of the events that arrived, in order."""
 
+    @abstractmethod
+    def lose(self) -> None:
+        """Removes what the store keeps of itself."""
+
     def put(self, *events: tuple[str, bool]) -> None:
         """Events in one batch: key, and whether it is long. Their numbers are their positions."""
         rows = []
@@ -158,6 +162,9 @@ class WebhookLab(EventLab):
     def numbers(self) -> list[int]:
         return list(self._taken)
 
+    def lose(self) -> None:
+        (self.folder / "deliveries" / f"{STORE}.json").unlink()
+
     def close(self) -> None:
         super().close()
         self.receiver.close()
@@ -181,6 +188,9 @@ class StreamLab(EventLab):
 
     def numbers(self) -> list[int]:
         return [json.loads(fields["body"])["n"] for _, fields in self.redis.xrange("outbox.order")]
+
+    def lose(self) -> None:
+        self.redis.flushall()
 
     def close(self) -> None:
         super().close()
@@ -233,6 +243,10 @@ class KafkaLab(EventLab):
             found.append(int(json.loads(message.value() or b"")["n"]))
         consumer.close()
         return found
+
+    def lose(self) -> None:
+        ledger = f"__{self.prefix}.{STORE}"
+        self.admin.delete_topics([ledger], operation_timeout=60)[ledger].result(60)
 
 
 LABS: Final = {one.kind: one for one in (WebhookLab, StreamLab, KafkaLab)}

@@ -86,6 +86,33 @@ def test_what_is_given_up_lets_the_others_of_its_key_go_up_to_the_next_that_cann
     assert letters(lab) == []
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_was_held_back_comes_again_where_its_place_forgot_it(lab: EventLab, restarted: bool) -> None:
+    lab.put(("a", True), ("a", False), ("b", False))
+    with lab.following() as follower:
+        lab.arrive(3)
+        lab.set_aside(follower, 1)
+        if not restarted:
+            lab.lose()
+            lab.put(("a", False), ("b", False))
+            lab.follow(follower)
+            assert own(lab) == []
+            lab.set_aside(follower, 1)
+    if restarted:
+        lab.lose()
+        lab.put(("a", False), ("b", False))
+    lab.narrow(False)
+    with lab.following() as follower:
+        lab.decide(follower, Verb.REPLAY, 1)
+        until(lambda: own(lab) == [1, 2, 4], "the events of its key")
+    assert letters(lab) == []
+
+
+def own(lab: EventLab) -> list[int]:
+    """Those that have arrived of the key whose first event is a letter."""
+    return [one for one in lab.numbers() if one in (1, 2, 4)]
+
+
 def test_they_are_bounded(lab: EventLab, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (heldback, webhook):
         monkeypatch.setattr(module, "WAITING_MAX", 4)

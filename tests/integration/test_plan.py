@@ -388,6 +388,45 @@ def test_what_the_configuration_says_anew_of_views(viewed: Settings) -> None:
     assert not any("view dear:" in one for one in lines(plan_catalog(viewed)))
 
 
+DOCUMENTS = "select id, jsonb_build_object('named', jsonb_build_object('name', name, 'price', {price})) as d from items"
+
+
+def documents(shop: Settings, price: str) -> Settings:
+    """With a view of documents, another that carries them, and a search index of both."""
+    views = {
+        "shown": View(sql=DOCUMENTS.format(price=price), key=("id",)),
+        "carried": View(sql="select id, d from views.shown", key=("id",)),
+    }
+    given = {"kind": "opensearch", "url": "http://127.0.0.1:9", "tables": [f"views.{name}" for name in views]}
+    return shop.model_copy(update={"views": views, "stores": {"search": options_model("opensearch").model_validate(given)}})
+
+
+def test_an_index_that_a_views_documents_make_again_is_announced(shop: Settings) -> None:
+    now = documents(shop, "price")
+    known = {"public.items": next(one.schema for one in open_reader(shop.log.dir).topics() if one.name == "public.items")}
+    writer = EmbeddedLogWriter(shop.log.dir)
+    for view in declared_views(now).values():
+        table = view.bind(known).table
+        known[table.qualified] = TopicSchema.of(table)
+        writer.append(schema_record(SchemaChange(table, Kind.CREATED), writer.head.position + len(known) - 1, 1, 0))
+    writer.commit(Lsn(3), 0)
+    writer.close()
+
+    def said(settings: Settings) -> list[str]:
+        return [one for one in lines(plan_catalog(settings)) if "another index" in one]
+
+    assert not said(now)
+    assert said(documents(shop, "price::text")) == [
+        f"search: views.{name}: another index is filled from the log, as fields of d have other types"
+        for name in ("shown", "carried")
+    ]
+    assert not said(documents(shop, "price, 'more', price::text"))
+    plan = ddl(now, "alter table items alter column price type text using price::text")
+    assert actions(plan)["search"] == "makes again what it has of a view"
+    assert "(views.carried: another index is filled from the log, as fields of d have other types)" in str(list(lines(plan)))
+    assert "search" not in actions(ddl(now, "alter table items alter column name type varchar(9) using left(name, 9)"))
+
+
 @pytest.mark.parametrize(
     ("contracts", "hint"),
     [

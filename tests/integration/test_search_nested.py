@@ -185,6 +185,8 @@ def test_another_definition_adds_fields_or_makes_another_index(documents: Docume
         assert documents.properties()["items"]["properties"]["qty"]["type"] == "text"
         both = {"bool": {"must": [{"term": {"items.sku.keyword": "a"}}, {"match": {"items.qty": "2"}}]}}
         assert documents.found({"nested": {"path": "items", "query": both}}) == ["2"]
+        assert documents.properties("views.again")["items"]["properties"]["qty"]["type"] == "text", "a view that carries it"
+        assert documents.found({"nested": {"path": "items", "query": both}}, "views.again") == ["2"]
 
 
 def test_what_the_configuration_says_comes_first(documents: Documents) -> None:

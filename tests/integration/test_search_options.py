@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 from cdc.crashpoint import KILLED
 from cdc.errors import ConfigError, StoreError
 from cdc.model.batch import Op
-from cdc.model.outline import Items, ObjectOutline, outline_text
+from cdc.model.outline import Items, ObjectOutline, Outline, outline_text
 from cdc.model.structure import ScalarType
+from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from sinks import options_model
-from sinks.contract import audit_schema
+from sinks.contract import Outcome, audit_schema
 from sinks.heldlog import HeldLog
 from tests.contract.labs import LABS, Lab
 from tests.contract.rows import Row, batch, schema, upserts
@@ -52,11 +54,14 @@ class Index:
         self.sink.open(self.log, lab.epoch)
         self.log.settle(self.sink)
 
-    def feed(self, changes: pa.RecordBatch, position: int, table: Any = PLACES) -> None:
+    def apply(self, changes: pa.RecordBatch) -> Outcome:
         self._lab.log.put(changes)
+        return self.sink.apply(self.log.holding("public.places").batch(changes))
+
+    def feed(self, changes: pa.RecordBatch, position: int, table: Any = PLACES) -> None:
         if self.sink.shape("public.places") is None:
             self.sink.prepare(self.log.held(TopicSchema.of(table)))
-        outcome = self.sink.apply(self.log.holding("public.places").batch(changes))
+        outcome = self.apply(changes)
         assert not outcome.dead, outcome.dead
         self._lab.log.reach(cut(position))
         self.sink.commit(cut(position))
@@ -110,10 +115,7 @@ def test_settings_and_mapping_make_the_index(lab: Lab) -> None:
 
 
 def test_a_document_whose_outline_is_known_is_what_the_audit_expects(lab: Lab) -> None:
-    outline = outline_text(Items(ObjectOutline({"a": ScalarType.INT8, "b": ScalarType.TEXT, "c": None})))
-    table = dataclasses.replace(
-        PLACES, columns=tuple(dataclasses.replace(one, outline=outline) if one.name == "more" else one for one in PLACES.columns)
-    )
+    table = outlined(Items(ObjectOutline({"a": ScalarType.INT8, "b": ScalarType.TEXT, "c": None})))
     index = Index(lab)
     rows: list[Row] = [
         {"id": "1", "more": '[{"a": 1, "b": "x", "c": [1, [2]]}, {"a": 2, "b": null, "c": "text"}]'},
@@ -131,6 +133,49 @@ def test_a_document_whose_outline_is_known_is_what_the_audit_expects(lab: Lab) -
     again = Index(lab)
     again.feed(upserts(table, 8, [{"id": "2", "more": '[{"a": 1, "b": "x"}]'}]), 8)
     again.expect([{"id": "2", "more": '[{"a": 1, "b": "x"}]'}, *(one for one in rows if one["id"] != "2")], table)
+
+
+def outlined(outline: Outline) -> Table:
+    text = outline_text(outline)
+    return dataclasses.replace(
+        PLACES, columns=tuple(dataclasses.replace(one, outline=text) if one.name == "more" else one for one in PLACES.columns)
+    )
+
+
+@pytest.mark.parametrize("name", ["", ".", "a..b", "n.b"])
+def test_a_document_may_have_names_that_no_field_can_have(lab: Lab, name: str) -> None:
+    member = ObjectOutline({"n": ScalarType.INT8, name: ScalarType.INT8})
+    table = outlined(ObjectOutline({"odd": member, "list": Items(member), "dotted.name": ScalarType.INT8}))
+    index = Index(lab)
+    one = {"n": 1, name: 2}
+    rows: list[Row] = [{"id": "1", "more": json.dumps({"odd": one, "list": [one, one], "dotted.name": 7})}]
+    index.feed(upserts(table, 1, rows), 1, table)
+    index.expect(rows, table)
+    assert index.found({"term": {"more.dotted.name": 7}}) == ["1"]
+
+
+def test_an_index_has_room_for_the_fields_of_every_outline_that_it_ever_had(lab: Lab) -> None:
+    """Fields stay in an index."""
+    for step in range(3):
+        lists = {f"list {step} {number}": Items(ObjectOutline({"a": ScalarType.TEXT})) for number in range(30)}
+        plain = {f"{step} {number}": ScalarType.INT8 for number in range(400)}
+        table = outlined(ObjectOutline({**lists, **plain}))
+        index = Index(lab)
+        if step:
+            index.feed(schema(table, 10 * step), 10 * step, table)
+        row = {"id": "1", "more": json.dumps({f"list {step} 7": [{"a": "word"}], f"{step} 7": step})}
+        index.feed(upserts(table, 10 * step + 1, [row]), 10 * step + 1, table)
+        assert index.found({"term": {f"more.{step} 7": step}}) == ["1"]
+
+
+def test_a_document_with_too_many_objects_in_lists_is_a_dead_letter_that_says_so(lab: Lab) -> None:
+    table = outlined(Items(ObjectOutline({"a": ScalarType.INT8})))
+    index = Index(lab, {"settings": {"mapping.nested_objects.limit": 3}})
+    index.feed(upserts(table, 1, [{"id": "1", "more": json.dumps([{"a": 1}] * 3)}]), 1, table)
+    outcome = index.apply(upserts(table, 2, [{"id": "2", "more": json.dumps([{"a": 1}] * 4)}]))
+    assert [one.reason for one in outcome.dead] == [
+        "its lists have more than 3 objects together (index.mapping.nested_objects.limit)"
+    ]
 
 
 def test_two_columns_are_found_on_the_map(lab: Lab) -> None:

@@ -257,6 +257,7 @@ MUTANTS = (
     Mutant("a rewritten generation loses rows at the places of the one before", "cdc/views/state.py",
         '            self._state.executed(f"DELETE FROM {self._dead}")\n', "", BULK),
     Mutant("files of a view's rows count before they are durable", "cdc/views/state.py", "            self._bulk.sync()\n", "", BULK),
+    Mutant("a bit that turned in a view's files is another row", "cdc/views/state.py", "            self._bulk.check()\n", "            pass\n", BULK),
     Mutant("a view's index loses what is merged at once", "cdc/views/hashes.py", "        starts = ends\n", "        starts = [end + 1 for end in ends]\n", BULK),
     Mutant("NULL joins NULL where rows are many", "cdc/views/rows.py", "            there &= column.is_valid().to_numpy()\n", "            pass\n", BULK),
 )  # fmt: skip

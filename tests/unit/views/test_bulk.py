@@ -162,19 +162,52 @@ def test_a_file_that_is_not_whole_is_damage_and_what_lies_beyond_is_not(tmp_path
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("part", ["1.ends", "run2"])
-def test_a_file_with_other_bytes_is_damage_and_never_read_beyond_its_end(tmp_path: Path, part: str) -> None:
+def test_bytes_that_turn_later_are_damage_and_never_read_beyond_the_files_end(tmp_path: Path, part: str) -> None:
     kept, relation = opened(tmp_path)
     kept.begin()
     relation.apply(table([(number, "abc", 1, None, None, None) for number in range(10)]))
     kept.commit(Position(1))
-    kept.close()
-    [path] = [path for path in (tmp_path / "bulk").iterdir() if path.name == f"orders.0.{part}"]
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2] + b"\x7f" * (len(whole) // 2))
-    kept, relation = opened(tmp_path)
+    path = tmp_path / "bulk" / f"orders.0.{part}"
+    with path.open("r+b") as file:
+        half = path.stat().st_size // 2
+        file.seek(half)
+        file.write(b"\x7f" * half)
     asked = {"1.ends": ("", ["id", "part"]), "run2": ("part", ["part", "sure"])}[part]
     with kept, pytest.raises(StateDamaged, match="the state is damaged"):
         relation.of(asked[0], table([(9, "abc", 1, None, None, None)]).select(asked[1]))
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("part", ["0.values", "1.values", "1.ends", "2.nulls", "run0", "run2"])
+def test_a_bit_that_turned_is_damage_and_no_other_row(tmp_path: Path, part: str) -> None:
+    kept, relation = opened(tmp_path)
+    for cut in (1, 2):
+        kept.begin()
+        relation.apply(table([(100 * cut + number, "abc", number % 2 or None, None, None, None) for number in range(10 // cut)]))
+        kept.commit(Position(cut))
+    kept.close()
+    path = tmp_path / "bulk" / f"orders.0.{part}"
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    path.write_bytes(whole)
+    with KernelState(tmp_path, "x") as kept, pytest.raises(StateDamaged, match=rf"orders\.0\.{part} "):
+        kept.relation("orders", SCHEMA, ("id", "part"), {"owner": ("owner",), "part": ("part", "sure")})
+
+
+@pytest.mark.usefixtures("few")
+def test_files_of_another_state_are_damage(tmp_path: Path) -> None:
+    """Of the same view in another log, or from a backup: each is as long as it has to be."""
+    for folder, owner in ((tmp_path / "one", 1), (tmp_path / "other", 2)):
+        folder.mkdir()
+        kept, relation = opened(folder)
+        kept.begin()
+        relation.apply(table([(number, "abc", owner, None, None, None) for number in range(10)]))
+        kept.commit(Position(1))
+        kept.close()
+    (tmp_path / "one" / "bulk").rename(tmp_path / "away")
+    (tmp_path / "other" / "bulk").rename(tmp_path / "one" / "bulk")
+    with KernelState(tmp_path / "one", "x") as kept, pytest.raises(StateDamaged, match="not as it was written"):
+        kept.relation("orders", SCHEMA, ("id", "part"))
 
 
 @pytest.mark.usefixtures("few")
@@ -184,7 +217,7 @@ def test_files_of_another_format_are_damage(tmp_path: Path, monkeypatch: pytest.
     relation.apply(table([(number, "a", 1, None, None, None) for number in range(10)]))
     kept.commit(Position(1))
     kept.close()
-    monkeypatch.setattr(bulk, "_FORMAT", 2)
+    monkeypatch.setattr(bulk, "_FORMAT", 99)
     with KernelState(tmp_path, "x") as kept, pytest.raises(StateDamaged, match="another version"):
         kept.relation("orders", SCHEMA, ("id", "part"))
 
