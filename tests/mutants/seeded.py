@@ -242,7 +242,7 @@ MUTANTS = (
     Mutant("what a condition leaves out can fail", "sinks/formula.py", "            if live[row] and not left_out[row]:\n", "            if live[row]:\n", FORMULA),
     Mutant("a column that only has the name of a used one stands for it", "sinks/formula.py",
         "numbered = self.number and schema.origin == origin", "numbered = False", FORMULA),
-    Mutant("what a store says of a transform is imported", "sinks/transform.py", "function = known.get(self.reference)", "function = load(self.reference)",
+    Mutant("what a store says of a transform is imported", "sinks/transform.py", "functions.loaded_before(self.reference)", "functions.load(self.reference, TRANSFORM)",
         ("tests/unit/sinks/test_transform.py",)),
     Mutant("a value that a transform cannot be shown stays as it is", "sinks/transform.py", "for row in live.tolist() if hidden else ():", "for row in ():",
         ("tests/unit/sinks/test_transform.py",)),
