@@ -22,6 +22,7 @@ from cdc.views.plan import PlanColumn
 from cdc.views.rows import distinct
 
 PYTHON: Final = "python"
+_EVERY_INTEGER: Final = pa.decimal128(20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,8 @@ class GroupCall:
         try:
             if kind.name == "numeric" and pa.types.is_string(wanted.type) and _is_number(values.type):
                 return pa.chunked_array([canonical_text(values.combine_chunks())], pa.utf8())
+            if pa.types.is_decimal(wanted.type) and pa.types.is_integer(values.type):
+                values = values.cast(_EVERY_INTEGER)  # Arrow casts to no decimal that could not hold the type's largest
             if _fits(values.type, wanted.type):
                 return values.cast(wanted.type)
         except pa.ArrowInvalid:

@@ -349,6 +349,11 @@ def test_values_of_each_type_are_as_postgres_has_them() -> None:
         "zoned": at.replace(tzinfo=datetime.UTC),
         "json": '{"a": [1.50], "b": 1}',
     }
+    for whole in (7, -7):
+        integers = {name: pa.array([whole], pa.int64()) for name in ("rank", "money", "any")}
+        bench = Bench(defined(lambda _, one=integers: pa.table(one), returns={name: EVERY_TYPE[name] for name in integers}))  # type: ignore[misc]
+        bench.step(random.Random(1), {"public.orders": {1: order(1)}})
+        assert list(bench.shown.values()) == [{"customer_id": 1, "rank": whole, "money": Decimal(whole), "any": str(whole)}]
     nulls = defined(lambda _: pa.table({name: [7] if name == "rank" else pa.nulls(1) for name in EVERY_TYPE}), returns=EVERY_TYPE)
     bench = Bench(nulls)
     bench.step(random.Random(1), {"public.orders": {1: order(1)}})
