@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from cdc.expressions.outside import given
+from cdc.expressions.outside import given, handed_out
 from cdc.expressions.valuetexts import spelled
 from cdc.model.batch import EXACT
 from cdc.model.pgtypes import canonical_text
@@ -155,7 +155,10 @@ class GroupCall:
                 values = spelled(column.kind, values)
                 if values is None:
                     raise self._refused(f"returned for {name} a text that is not a value of {column.kind}")
-            found[column.name] = given(column.kind, values, {})[0].cast(column.held)
+            held = given(column.kind, values, {})[0].cast(column.held)
+            if handed_out(column.kind, held)[1] is not None:
+                raise self._refused(f"returned for {name} a {column.kind} that a topic cannot hold")
+            found[column.name] = held
         return found
 
     def _check_key(self, made: pa.Table) -> None:

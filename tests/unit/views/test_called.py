@@ -275,6 +275,46 @@ def test_pieces_of_the_first_rows_are_not_given_to_the_function(tmp_path: Path) 
     assert bench.held() == bench.expected()
 
 
+INPUTS: Final = {
+    "select customer_id, count(*) as n from orders group by customer_id": ("n", {1: [(2,), (3,)], 2: [(1,)]}),
+    "select count(*) as n, sum(id) as s from orders": ("n", {4: [(10,)]}),
+    "select distinct customer_id, status from orders": ("status", {"new": [(1,), (2,), (3,)]}),
+    "select 1 as branch, id, customer_id from orders union all select 2, id, 7::bigint from customers": (
+        "customer_id",
+        {1: [(1, 1), (1, 2)], 2: [(1, 3)], 3: [(1, 4)], 7: [(2, 7)]},
+    ),
+    "select id, customer_id, row_number() over (partition by customer_id order by id) as n from orders": (
+        "n",
+        {1: [(1, 1), (3, 2), (4, 3)], 2: [(2, 1)]},
+    ),
+}
+
+
+@pytest.mark.parametrize("sql", INPUTS)
+def test_its_input_is_any_select_that_a_view_may_be(sql: str) -> None:
+    by, expected = INPUTS[sql]
+    groups: dict[Any, list[tuple[Any, ...]]] = {}
+
+    def noted(rows: pa.Table) -> pa.Table:
+        [value] = set(rows.column(by).to_pylist())
+        others = rows.drop_columns([by])
+        groups[value] = [tuple(map(_number, row.values())) for row in others.to_pylist()]
+        return pa.table({"rank": pa.array([len(rows)], pa.int64())})
+
+    bench = Bench(defined(noted, sql, (by,), {"rank": "bigint"}))
+    rows = {number: order(number, customer) for number, customer in ((1, 1), (2, 1), (3, 2), (4, 3))}
+    bench.step(random.Random(1), {"public.orders": rows, "public.customers": {7: {"id": 7, "name": "a"}}})
+    assert groups == expected
+    assert {key[0]: row["rank"] for key, row in bench.held().items()} == {value: len(rows) for value, rows in expected.items()}
+    bench.step(random.Random(1), {"public.orders": dict.fromkeys(rows), "public.customers": {7: None}})
+    assert bench.held() == bench.shown
+    assert len(bench.shown) == ("sum" in sql), "of no rows count is 0"
+
+
+def _number(value: Any) -> Any:
+    return int(value) if isinstance(value, Decimal | str) and str(value).isdigit() else value
+
+
 def test_a_function_that_is_not_pure_leaves_nothing_behind() -> None:
     calls = 0
 
@@ -394,6 +434,11 @@ BAD: Final[dict[str, tuple[Callable[[pa.Table], Any], dict[str, str], str]]] = {
     ),
     "json": (made(rank=RANK, score=["{secret"]), {"score": "jsonb"}, "returned for score a text that is not a value of jsonb$"),
     "zero": (made(rank=RANK, score=["secret\0"]), {"score": "text"}, "returned for score a text that is not a value of text$"),
+    "far": (
+        made(rank=RANK, score=pa.array([2**60], pa.timestamp("us"))),
+        {"score": "timestamp"},
+        "returned for score a timestamp that a topic cannot hold$",
+    ),
     "null": (made(rank=pa.nulls(1, pa.int32())), {}, "returned NULL for rank, which is of the view's key$"),
     "double": (made(rank=[5, 5]), {}, r"returned two rows with one key \(customer_id, rank\)$"),
     "damaged": (
