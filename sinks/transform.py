@@ -4,8 +4,8 @@
 it was. It is called wherever a store's share of rows is made (``sinks.holding``): for changes, for what is written again, for what an audit expects, in this process
 and in Spark's. So what it returns for a row has to follow from that row alone.
 
-Which function that is comes from ``cdc.toml`` and from nowhere else: a store keeps the name with its shape, to be compared, and nothing is ever imported because of what a
-store says. ``known`` holds what has been loaded; the code is that of the process' first look.
+Which function that is comes from ``cdc.toml`` and from nowhere else (``cdc.settings.functions``): a store keeps the name with its shape, to be compared, and nothing is ever
+imported because of what a store says.
 
 A value that a column's Arrow type does not hold (such as the timestamp ``infinity``) cannot be shown to the function, and so is nothing that it could have changed: such a
 row is one that the transform has no value of, and becomes a dead letter.
@@ -13,42 +13,28 @@ row is one that the transform has no value of, and becomes a dead letter.
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import inspect
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.errors import ConfigError, StoreError
+from cdc.errors import StoreError
 from cdc.model.batch import EXACT, FAILED, OP, Op
 from cdc.model.pgtypes import canonical_text
 from cdc.model.structure import Scalar, ScalarType
 from cdc.model.topic import TopicField, TopicSchema
+from cdc.settings import functions
 from sinks.meant import Meant
 from sinks.render.correction import checked
 from sinks.render.fromtext import exact_column, typed
 from sinks.render.rowtext import ExactValues, exact_values
 
 TRANSFORM: Final = "transform"
-Function = Callable[[pa.RecordBatch], pa.RecordBatch]
 _PLAIN: Final = frozenset(Scalar(one) for one in (ScalarType.TEXT, ScalarType.VARCHAR, ScalarType.NAME))
 """Of these every text is a value, but for one with a zero byte."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """``code``: the digest of the module's source, ``file``; both are empty where that cannot be had."""
-
-    function: Function
-    code: str
-    file: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +48,7 @@ class Transform:
     @classmethod
     def bound(cls, reference: str, version: str | None, columns: tuple[Meant, ...] | None) -> Transform:
         """Loads the function. Raises ConfigError where there is none, or nobody can say which version of it this is."""
-        code = load(reference).code
-        if version is None and not code:
-            raise ConfigError(
-                f"{TRANSFORM} = {reference!r}: its module has no source to tell versions by", hint="set transform_version"
-            )
-        return cls(reference, f"code {code}" if version is None else f"version {version}", columns)
+        return cls(reference, functions.mark_of(reference, version, TRANSFORM, "transform_version"), columns)
 
     @property
     def raw(self) -> list[Any]:
@@ -103,13 +84,13 @@ class Transform:
         rows = pa.RecordBatch.from_arrays(
             [given[one.name] for one in fields], schema=pa.schema([pa.field(one.column_name, one.type) for one in fields])
         )
-        function = known.get(self.reference)
+        function = functions.loaded_before(self.reference)
         if function is None:
             raise StoreError(f"{TRANSFORM} = {self.reference!r} of {topic} is not loaded", retryable=False)
         try:
             found = function.function(rows)
         except (Exception, SystemExit) as error:
-            raise self._refused(topic, f"raised {type(error).__name__}{_where(error, function.file)}") from None
+            raise self._refused(topic, f"raised {type(error).__name__}{function.where(error)}") from None
         self._check(rows, found, fields, topic)
         made = {one.name: (found.column(at), one) for at, one in enumerate(fields) if not one.key}
         return {
@@ -152,38 +133,6 @@ class Transform:
             retryable=False,
             hint="correct the function; cdc preview calls it for rows of the log",
         )
-
-
-known: Final[dict[str, Loaded]] = {}
-"""What has been loaded, by its name in the configuration."""
-
-
-def load(reference: str) -> Loaded:
-    """The function with this name, loaded once. Raises ConfigError where it cannot be."""
-    if reference not in known:
-        known[reference] = _loaded(reference)
-    return known[reference]
-
-
-def _loaded(reference: str) -> Loaded:
-    module_name, _, name = reference.partition(":")
-    where = f"{TRANSFORM} = {reference!r}"
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        what = f"there is no module {error.name}"
-        raise ConfigError(f"{where}: {what}", hint="install it beside cdc, or name its folder in PYTHONPATH") from None
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"{where}: importing {module_name} raised {type(error).__name__}{_where(error)}",
-            hint=f"python -c 'import {module_name}'",
-        ) from None
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError(f"{where}: {module_name} has no function {name}", hint="write module:function")
-    source = inspect.getsourcefile(module)
-    code = "" if source is None or not Path(source).is_file() else hashlib.sha256(Path(source).read_bytes()).hexdigest()[:32]
-    return Loaded(function, code, "" if source is None else source)
 
 
 def transformed_changes(transform: Transform, batch: pa.RecordBatch, held: TopicSchema, origin: str) -> pa.RecordBatch:
@@ -263,15 +212,6 @@ def _other_columns(wanted: Sequence[str], found: Sequence[str]) -> str:
     if further := [name for name in found if name not in wanted]:
         return f"returned another column, {further[0]}; what is to be added is a `computed` first"
     return "returned the columns in another order, or one of them twice"
-
-
-def _where(error: BaseException, file: str = "") -> str:
-    """Where in the user's code it was raised. ``file``: that code; otherwise all but this module is."""
-    if isinstance(error, SyntaxError) and error.filename is not None:
-        return f" at {Path(error.filename).name}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    mine = [one for one in frames if (one.filename == file if file else Path(one.filename) != Path(__file__))]
-    return f" at {Path(mine[-1].filename).name}:{mine[-1].lineno}" if mine else ""
 
 
 def _equal(one: pa.Array, other: pa.Array) -> bool:

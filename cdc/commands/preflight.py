@@ -79,8 +79,13 @@ def view_findings(settings: Settings, tables: Sequence[Table]) -> Iterator[Findi
                 yield Finding(
                     "fail", f"view {name}", f"reads {', '.join(missing)}, which is not captured: it would wait for ever", hint
                 )
-            else:
-                yield Finding("ok", f"view {name}", f"reads {', '.join(view.topics)}")
+                continue
+            try:
+                function = view.load_function()
+                calls = "" if function is None else f", and calls {function.reference}"
+                yield Finding("ok", f"view {name}", f"reads {', '.join(view.topics)}{calls}")
+            except ConfigError as error:
+                yield Finding("fail", f"view {name}", str(error), error.hint)
     except ConfigError as error:
         yield Finding("fail", "views", str(error), error.hint)
 

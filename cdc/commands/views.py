@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cdc.log.contract import LogReader
     from cdc.report.shape import ViewReport
     from cdc.settings.models import Settings
+    from cdc.settings.views import View
 
 AGAIN_S: Final = 1.0
 
@@ -58,7 +59,7 @@ def explain(
     name: Annotated[str, typer.Argument(help="The view's name in the configuration.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what a view reads, under which key and definition, how large it is, and the SQL that it is equal to."""
+    """Say what a view reads, under which key and definition, how large it is, and the SQL, and the function, that it is equal to."""
     from cdc.derive.declarations import declared_views
     from cdc.settings.views import topic_of, view_named
 
@@ -78,6 +79,7 @@ def explain(
             "reads": {topic: list(reads.get(topic, ())) for topic in declared.topics},
             "rows": None if own is None else _rows(log, own.name),
             "select": (declared.query.sql if bound is None else bound.definition.sql).strip(),
+            "function": _function(view),
         }
     if as_json:
         print_json(facts)
@@ -93,7 +95,11 @@ def explain(
     out.print(line(f"held by: {', '.join(report.stores) or 'no store'}"))
     state = f"{counted(report.state_rows, 'row')}, {size(report.state_bytes)}"
     out.print(line(f"rows: {'none yet' if facts['rows'] is None else facts['rows']}; state: {state}"))
-    out.print(line("its rows are those of:"))
+    if view.python:
+        shown = ", ".join(f"{column} {kind}" for column, kind in view.returns.items())
+        out.print(line(f"its rows are those that {view.python} returns ({shown}), for each {' and '.join(view.by)} of:"))
+    else:
+        out.print(line("its rows are those of:"))
     for text in facts["select"].splitlines():
         out.print(line(f"    {text}"))
 
@@ -155,6 +161,13 @@ def _json(settings: Settings, log: LogReader, report: ViewReport) -> dict[str, A
     from cdc.client.throughviews import reflected_by
 
     return asdict(report) | {"error": _trouble(settings, report), "reflected": int(reflected_by(log, report.view))}
+
+
+def _function(view: View) -> dict[str, Any] | None:
+    """As the configuration declares it; None where the view's rows are those of its SELECT."""
+    if not view.python:
+        return None
+    return {"python": view.python, "by": list(view.by), "returns": dict(view.returns), "version": view.version}
 
 
 def _rows(log: LogReader, topic: str) -> int:

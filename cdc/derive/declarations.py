@@ -17,10 +17,12 @@ from cdc.expressions.refusal import PartRefused
 from cdc.inbox.definition import typed
 from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
+from cdc.settings.functions import load, mark_of
 from cdc.settings.models import Settings
 from cdc.settings.views import View, topic_of
 from cdc.views.contract import Kernel, ViewRefused
 from cdc.views.definition import ViewDefinition, define
+from cdc.views.groupcall import PYTHON, DeclaredFunction
 from cdc.views.held import released, schema_of
 from cdc.views.kernel import SqlKernel
 from cdc.views.parser import parsed_query
@@ -93,7 +95,7 @@ def _tables(part: object) -> Iterator[TableName]:
 
 @dataclass(frozen=True)
 class SqlView:
-    """A view as the SELECT that it is."""
+    """A view as the SELECT that it is, and the function over it, if there is one."""
 
     name: str
     view: View
@@ -102,17 +104,37 @@ class SqlView:
 
     @property
     def declaration(self) -> str:
-        said = json.dumps([self.query.sql, list(self.view.key), *self.query.excluded])
-        return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+        said: list[object] = [self.query.sql, list(self.view.key), *self.query.excluded]
+        if self.view.python:
+            said.append([self.view.python, self._mark, list(self.view.by), list(self.view.returns.items())])
+        return hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
+
+    @property
+    def _mark(self) -> str:
+        """That of its function; a function that cannot be loaded is another one than when it can."""
+        try:
+            function = self.load_function()
+        except ConfigError:
+            return ""
+        return "" if function is None else function.mark
+
+    def load_function(self) -> DeclaredFunction | None:
+        """The function that computes its rows; None where they are those of its query. Raises ConfigError where it cannot be loaded."""
+        view = self.view
+        if not view.python:
+            return None
+        mark = mark_of(view.python, view.version, PYTHON, "version")
+        return DeclaredFunction(view.python, load(view.python, PYTHON), mark, view.by, view.returns)
 
     def bind(self, schemas: Mapping[str, TopicSchema]) -> BoundSql:
         query = self.query
-        if query.excluded:
-            try:
+        try:
+            function = self.load_function()
+            if query.excluded:
                 query = nested_query(self.name, self.view, {topic: schema.names for topic, schema in schemas.items()})
-            except ConfigError as error:  # of the tables' columns: all else is known once the view is declared
-                raise ViewRefused(str(error), hint=error.hint) from None
-        return BoundSql(define(self.name, query.sql, self.view.key, schemas, query.places), self.name)
+        except ConfigError as error:  # of the function, or of the tables' columns: all else is known once the view is declared
+            raise ViewRefused(str(error), hint=error.hint) from None
+        return BoundSql(define(self.name, query.sql, self.view.key, schemas, query.places, function), self.name)
 
 
 @dataclass(frozen=True)

@@ -294,10 +294,10 @@ class ViewRunner:
                 refuse_superseded(known, to)
         return found
 
-    def _advance(self, deltas: Mapping[str, Delta], to: Position) -> Delta:
+    def _advance(self, deltas: Mapping[str, Delta], to: Position, partial: bool = False) -> Delta:
         self.counts.taken += sum(delta.rows.num_rows + delta.gone.num_rows for delta in deltas.values())
         try:
-            return self._state.kernel.advance(deltas, to)
+            return self._state.kernel.advance(deltas, to, partial)
         except StateFull:
             raise
         except HeadwaterError as refused:  # such as a value that the view has no exact answer for
@@ -385,7 +385,7 @@ class ViewRunner:
         """In pieces, each of which is as good as a change of the log. Between them the state is no cut's; it is not used before the last."""
         for number, (delta, last) in enumerate(_with_last(self._chunks(cut)), 1):
             # Counters until the last: a piece has a row at least, so there are no more of them than positions.
-            self._advance(delta, cut if last else Position(number))
+            self._advance(delta, cut if last else Position(number), partial=not last)
             kernel.commit()
             crashpoint("derive.loading")
 

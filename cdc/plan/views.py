@@ -85,6 +85,11 @@ def redefined(settings: Settings) -> Iterator[tuple[str, str]]:
     """The views that the configuration defines otherwise than their processes last knew: name and consequence. Raises ConfigError as ``ReadingViews`` does."""
     for name, view in declared_views(settings).items():
         saved = status.read_view(settings.run_dir, name)
+        try:
+            view.load_function()
+        except ConfigError as error:
+            yield name, f"{STOPS} at the next start of cdc run: {error}"
+            continue
         if saved is None:
             yield name, "is new: it is computed from the log at the next start of cdc run"
         elif saved.declaration and saved.declaration != view.declaration:

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_v
 
 from cdc.model.display import As
 from cdc.model.selection import matches, named
+from cdc.settings.functions import check_reference
 from cdc.settings.strict import Strict
 
 
@@ -69,9 +70,7 @@ class TableOptions(Strict):
     @field_validator("transform")
     @classmethod
     def _names_a_function(cls, transform: str | None) -> str | None:
-        if transform is not None and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", transform):
-            raise ValueError(f"{transform!r} is not module:function, such as shop.rows:tidy")
-        return transform
+        return None if transform is None else check_reference(transform, "shop.rows:tidy")
 
     @model_validator(mode="after")
     def _says_more_of_a_transform_that_there_is(self) -> Self:

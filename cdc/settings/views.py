@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from cdc.errors import ConfigError
+from cdc.settings.functions import check_reference
 from cdc.settings.relations import Many, One, check_shown, checked_table
 from cdc.settings.strict import Strict
 
 VIEWS: Final = "views"
 """The first part of the name of every view's topic."""
 _OF_ROOTS: Final = ("columns", "exclude", "computed", "rename", "where", "one", "many")
+_OF_FUNCTIONS: Final = ("by", "returns", "version")
+_LACKING: Final = {
+    "sql": "write the SELECT whose rows the function is given",
+    "by": "name the columns of sql whose values make a group",
+    "returns": 'say which columns it returns, such as { score = "numeric(12,2)" }',
+}
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 
 
@@ -39,13 +46,58 @@ def _says_something(sql: str) -> str:
     return sql
 
 
-class View(Strict):
+class ViewQuery(Strict):
+    """The rows of a view that is a SELECT, and the function that computes its rows from them."""
+
     sql: Annotated[str, AfterValidator(_says_something)] = ""
     """One SELECT over captured tables, and over other views as `views.NAME`: what the view shows, in Postgres's SQL ([views.md](views.md))."""
+    python: str = ""
+    """A function of your own, `"module:function"`, that computes the view's rows from those of `sql`, a group at a time
+    ([views.md](views.md#compute-rows-with-python)): a pyarrow.Table in, a pyarrow.Table out."""
+    by: tuple[str, ...] = ()
+    """With `python`: the columns of `sql` whose values make a group. They are columns of the view, and of its key."""
+    returns: Mapping[str, str] = {}
+    """With `python`: the columns that the function returns, each with its type in Postgres's words, such as `"numeric(12,2)"`."""
+    version: str | None = None
+    """Which version of `python` this is: with another one the view is computed again. Left out: the text of its module says it."""
+    key: tuple[str, ...]
+    """The columns of the SELECT, of the root, or of `by` and `returns`, that tell the view's rows apart. They are never NULL."""
+
+    @field_validator("python")
+    @classmethod
+    def _names_a_function(cls, python: str) -> str:
+        return check_reference(python, "shop.scores:score")
+
+    @field_validator("key", "by")
+    @classmethod
+    def _tells_rows_apart(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not names:
+            raise ValueError('is empty; name the columns that tell rows apart, such as ["id"]')
+        for twice in (name for at, name in enumerate(names) if name in names[:at]):
+            raise ValueError(f"names {twice} twice")
+        return names
+
+    @model_validator(mode="after")
+    def _says_all_of_its_function(self) -> Self:
+        if not self.python:
+            beside = next((name for name in _OF_FUNCTIONS if getattr(self, name)), None)
+            if beside:
+                raise ValueError(f"{beside} belongs to a view with python, and this one has none")
+            return self
+        for name in (one for one in ("sql", "by", "returns") if not getattr(self, one)):
+            raise ValueError(f"has python and no {name}; {_LACKING[name]}")
+        for name in (one for one in self.by if one in self.returns):
+            raise ValueError(f"returns names {name}, which is of by; the columns of by are added to what the function returns")
+        for name in (one for one in self.by if one not in self.key):
+            raise ValueError(f"key does not name {name}, which is of by; two groups could have rows with one key")
+        for name in (one for one in self.key if one not in (*self.by, *self.returns)):
+            raise ValueError(f"key names {name}, which is neither of by nor of returns")
+        return self
+
+
+class View(ViewQuery):
     root: Annotated[str, AfterValidator(checked_table)] = ""
     """In place of `sql`: the table or view of which each row becomes one row of the view, with related rows nested in it ([views.md](views.md#nest-related-rows))."""
-    key: tuple[str, ...]
-    """The columns of the SELECT, or of the root, that tell its rows apart. They are never NULL."""
     columns: tuple[str, ...] = ()
     """The root's columns that are shown, beside the key, and of what is computed."""
     exclude: tuple[str, ...] | None = None
@@ -64,15 +116,6 @@ class View(Strict):
     """The most changes of its tables that one step takes, unless one transaction has more."""
     batch_bytes: int = Field(64 * 2**20, ge=1)
     """The most bytes of them."""
-
-    @field_validator("key")
-    @classmethod
-    def _tells_rows_apart(cls, key: tuple[str, ...]) -> tuple[str, ...]:
-        if not key:
-            raise ValueError('is empty; name the columns that tell rows apart, such as ["id"]')
-        for twice in (name for at, name in enumerate(key) if name in key[:at]):
-            raise ValueError(f"names {twice} twice")
-        return key
 
     @model_validator(mode="after")
     def _is_declared_one_way(self) -> View:

@@ -49,9 +49,10 @@ class Kernel(Protocol):
         """The state's cut as of the last ``commit``; 0: nothing has been read yet."""
         ...
 
-    def advance(self, deltas: Mapping[str, Delta], to: Position) -> Delta:
+    def advance(self, deltas: Mapping[str, Delta], to: Position, partial: bool = False) -> Delta:
         """The view's net changes when its sources change by ``deltas``, by topic, from ``cut`` to ``to``. Rows that stay equal are left out; the others are in the
-        order of the key. Raises ValueError for a topic that the view does not read, and StateDamaged."""
+        order of the key. ``partial``: more follows before the sources are as of a cut, so that what is returned, and ``rows``, say nothing. Raises ValueError for a
+        topic that the view does not read, and StateDamaged."""
         ...
 
     def commit(self) -> None:

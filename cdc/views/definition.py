@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from cdc.expressions import scalar_of
 from cdc.expressions.refusal import PartRefused, near
 from cdc.model.outline import Outline, outline_text
-from cdc.model.structure import Scalar
-from cdc.model.topic import COMPUTED_TYPE, TopicField, TopicSchema
+from cdc.model.topic import TopicField, TopicSchema
+from cdc.views.callplanner import planned_call
 from cdc.views.contract import ViewRefused
+from cdc.views.groupcall import DeclaredFunction, GroupCall
 from cdc.views.parser import parsed_query
 from cdc.views.plan import Knowledge, LeafNode, Node, PlanColumn, leaves
 from cdc.views.planner import Planner
@@ -29,11 +29,13 @@ class ViewDefinition:
     node: Node
     outlines: Mapping[str, Outline]
     """Of columns of JSON, by name, what their documents look like."""
+    call: GroupCall | None = None
+    """The function that computes the view's rows from those of the SELECT, if one does."""
 
     @cached_property
     def fields(self) -> tuple[TopicField, ...]:
         """The view's fields, as its topic has them."""
-        fields = (_field(name, column, name in self.key) for name, column in self.columns.items())
+        fields = (column.topic_field(name, name in self.key) for name, column in self.columns.items())
         return tuple(replace(one, outline=outline_text(self.outlines.get(one.name))) for one in fields)
 
     @cached_property
@@ -48,24 +50,36 @@ class ViewDefinition:
     def identity(self) -> str:
         """Equal for two definitions whose state is the same."""
         read = [(leaf.topic, [(name, str(one.held), one.kind) for name, one in leaf.columns.items()]) for leaf in leaves(self.node)]
-        return repr((self.sql, self.key, read))
+        called = () if self.call is None else (self.call.declared.identity,)
+        return repr((self.sql, self.key, read, *called))
 
 
 def define(
-    name: str, sql: str, key: Sequence[str], topics: Mapping[str, TopicSchema], places: Sequence[str] = ()
+    name: str,
+    sql: str,
+    key: Sequence[str],
+    topics: Mapping[str, TopicSchema],
+    places: Sequence[str] = (),
+    function: DeclaredFunction | None = None,
 ) -> ViewDefinition:
     """Checks and plans the view. ``topics``: by name, ``namespace.name``, all that it may read. ``places``: of each line, where it comes from, if nobody wrote the SQL.
+    ``function``: computes its rows, if they are not those of the SELECT.
 
     Raises ViewRefused, which says what cannot be kept up, in which line and column or at which of the places, and what to write instead.
     """
     try:
         planner = Planner(sql, topics)
         relation = planner.query(parsed_query(sql))
-        _check_key(name, key, relation.names, relation.node, planner.knowledge)
+        if function is None:
+            _check_key(name, key, relation.names, relation.node, planner.knowledge)
     except PartRefused as refusal:
         placed = refusal.placed(sql)
         shown = f"{places[placed.place[0] - 1]}: {refusal}" if places else str(placed)
         raise ViewRefused(f"view {name}, {shown}", hint=placed.hint) from None
+    if function is not None:
+        call = planned_call(name, key, relation.names, function)
+        columns = {**{one: call.given[one] for one in function.by}, **call.made}
+        return ViewDefinition(name, sql, tuple(key), columns, relation.node, {}, call)
     outlines = {shown: planner.outlines.get(column.name) for shown, column in relation.names.items()}
     return ViewDefinition(name, sql, tuple(key), relation.names, relation.node, outlines)
 
@@ -94,13 +108,3 @@ def _check_key(name: str, key: Sequence[str], names: Mapping[str, PlanColumn], n
         f"view {name}: two rows can have one key ({', '.join(key)}), as {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not in it",
         hint=f"select {' and '.join(missing)} and add {'it' if len(missing) == 1 else 'them'} to the key",
     )
-
-
-def _field(name: str, column: PlanColumn, key: bool) -> TopicField:
-    source = column.field
-    if source is not None:
-        return TopicField(
-            name, source.type, source.structure, key, 0, source.type_name, source.source_type, source.defined, source.protected
-        )
-    kind = column.kind
-    return TopicField(name, kind.arrow, Scalar(scalar_of(kind)), key, 0, str(kind), f"{COMPUTED_TYPE}{kind}")

@@ -12,9 +12,10 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from cdc.expressions import Expression, PgType
+from cdc.expressions import Expression, PgType, scalar_of
 from cdc.expressions.outside import engine_arrow
-from cdc.model.topic import TopicField
+from cdc.model.structure import Scalar
+from cdc.model.topic import COMPUTED_TYPE, TopicField
 from cdc.views.syntax import JoinKind
 
 
@@ -32,6 +33,16 @@ class PlanColumn:
         if self.kind.name in ("own", "opaque") and self.field is not None:
             return pa.binary() if pa.types.is_binary(self.field.type) else pa.utf8()
         return engine_arrow(self.kind)
+
+    def topic_field(self, name: str, key: bool) -> TopicField:
+        """The field of a view's topic that it is. ``key``: of the view's."""
+        source = self.field
+        if source is not None:
+            return TopicField(
+                name, source.type, source.structure, key, 0, source.type_name, source.source_type, source.defined, source.protected
+            )
+        kind = self.kind
+        return TopicField(name, kind.arrow, Scalar(scalar_of(kind)), key, 0, str(kind), f"{COMPUTED_TYPE}{kind}")
 
 
 Key = frozenset[str]

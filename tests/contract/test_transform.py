@@ -9,7 +9,7 @@ import pytest
 
 from cdc.errors import ConfigError
 from cdc.model.batch import Op
-from sinks import transform
+from cdc.settings import functions
 from tests.contract.labs import Lab
 from tests.contract.rows import Row, batch
 from tests.contract.test_holding import ROWS, TABLE, HeldStore, loaded
@@ -33,7 +33,7 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "contract_rows.py").write_text(CODE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "contract_rows", raising=False)
-    monkeypatch.setattr(transform, "known", {})
+    monkeypatch.setattr(functions, "known", {})
 
 
 SAID: dict[str, Any] = {"transform": "contract_rows:hidden", "transform_columns": ["name", "more"], "rename": {"name": "title"}}

@@ -1,8 +1,10 @@
-"""`cdc run` with views: each in a process of its own, one over another, joined and grouped; killed while rows come, refused by a value, and defined otherwise."""
+"""`cdc run` with views: each in a process of its own, one over another, joined and grouped; killed while rows come, refused by a value, and defined otherwise;
+and one whose rows a function computes."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -30,6 +32,15 @@ group by o.customer_id
 BUSY: Final = "select id, orders from views.totals where orders > 1"
 SHARES: Final = "select id,\n  100 / customer_id as share from orders"
 CORRECTED: Final = SHARES.replace("/ customer_id", "/ nullif(customer_id, 0)")
+LARGEST: Final = """
+select distinct on (o.customer_id) o.customer_id as id, o.id as number, o.amount
+from orders o where o.customer_id is not null order by o.customer_id, o.amount desc, o.id
+"""
+FUNCTION: Final = """
+def largest(orders):
+    found = orders.sort_by([("amount", "descending"), ("number", "ascending")]).slice(0, 1)
+    return found.select(["number", "amount"])
+"""
 CONFIGURATION: Final = """
 run_dir = "run"
 [source]
@@ -47,6 +58,12 @@ key = ["id"]
 [views.shares]
 sql = '''{shares}'''
 key = ["id"]
+[views.largest]
+python = "daemon_functions:largest"
+sql = "select customer_id as id, id as number, amount from orders where customer_id is not null"
+by = ["id"]
+returns = {{ number = "bigint", amount = "numeric(12,2)" }}
+key = ["id"]
 [stores.cache]
 kind = "redis"
 url = "{cache}"
@@ -61,7 +78,7 @@ class Shop:
         self.config = folder / "cdc.toml"
         self.config.touch(0o600)
         self.postgres, self.cache = postgres, cache
-        self.configure(SHARES, "totals", "busy")
+        self.configure(SHARES, "totals", "busy", "largest")
         self.source = postgres.connect()
         self.source.execute(
             "create table customers (id bigint primary key, name text);"
@@ -71,7 +88,8 @@ class Shop:
         )
 
     def configure(self, shares: str, *held: str) -> None:
-        self.views = {name: sql for name, sql in (("totals", TOTALS), ("busy", BUSY), ("shares", shares)) if name in held}
+        every = (("totals", TOTALS), ("busy", BUSY), ("shares", shares), ("largest", LARGEST))
+        self.views = {name: sql for name, sql in every if name in held}
         text = CONFIGURATION.format(
             dsn=self.postgres.dsn, cache=self.cache.url, totals=TOTALS, busy=BUSY, shares=shares, held=json.dumps(held)[1:-1]
         )
@@ -131,7 +149,11 @@ def watched(config: Path, lines: int) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-def test_views_run_beside_each_other(postgres: Database, valkey: Cache, tmp_path: Path, seed: int) -> None:
+def test_views_run_beside_each_other(
+    postgres: Database, valkey: Cache, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "daemon_functions.py").write_text(FUNCTION)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     shop, daemon = Shop(tmp_path, postgres, valkey), Daemon(tmp_path, lambda: None)
     try:
         daemon.start()
@@ -141,7 +163,7 @@ def test_views_run_beside_each_other(postgres: Database, valkey: Cache, tmp_path
             kill_process(daemon, "view-totals")
         shop.equal()
         told = json.loads(daemon.cdc("status", "--json").stdout)
-        [totals, busy, shares] = told["views"]
+        [totals, busy, shares, _] = told["views"]
         assert (totals["state"], totals["reads"], totals["stores"]) == (
             "following",
             ["public.orders", "public.customers"],
@@ -156,7 +178,7 @@ def test_views_run_beside_each_other(postgres: Database, valkey: Cache, tmp_path
         assert all(one.startswith("view totals: following at ") for one in watched(shop.config, 2))
         assert daemon.drain() == 0
 
-        shop.configure(CORRECTED, "totals", "busy", "shares")
+        shop.configure(CORRECTED, "totals", "busy", "shares", "largest")
         daemon.start()
         daemon.until(lambda: daemon.reports and daemon.process("view-shares").state == "running", "the view of shares to run")
         shop.source.execute("update customers set name = 'other' where id < 3; delete from orders where customer_id = 4")

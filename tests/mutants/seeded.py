@@ -29,6 +29,7 @@ TWIN = ("-k", "memory", "tests/contract/test_sinks.py")
 COMPACTION = "tests/unit/log/compaction/test_merge.py"
 RECOVER = "tests/unit/log/test_recover.py"
 INBOX = ("tests/unit/inbox/test_verdicts.py",)
+CALLED = ("tests/unit/views/test_called.py",)
 BULK = ("tests/unit/views/test_bulk.py",)
 FORMULA = ("tests/unit/sinks/test_formula.py",)
 
@@ -242,7 +243,7 @@ MUTANTS = (
     Mutant("what a condition leaves out can fail", "sinks/formula.py", "            if live[row] and not left_out[row]:\n", "            if live[row]:\n", FORMULA),
     Mutant("a column that only has the name of a used one stands for it", "sinks/formula.py",
         "numbered = self.number and schema.origin == origin", "numbered = False", FORMULA),
-    Mutant("what a store says of a transform is imported", "sinks/transform.py", "function = known.get(self.reference)", "function = load(self.reference)",
+    Mutant("what a store says of a transform is imported", "sinks/transform.py", "functions.loaded_before(self.reference)", "functions.load(self.reference, TRANSFORM)",
         ("tests/unit/sinks/test_transform.py",)),
     Mutant("a value that a transform cannot be shown stays as it is", "sinks/transform.py", "for row in live.tolist() if hidden else ():", "for row in ():",
         ("tests/unit/sinks/test_transform.py",)),
@@ -259,5 +260,10 @@ MUTANTS = (
     Mutant("files of a view's rows count before they are durable", "cdc/views/state.py", "            self._bulk.sync()\n", "", BULK),
     Mutant("a bit that turned in a view's files is another row", "cdc/views/state.py", "            self._bulk.check()\n", "            pass\n", BULK),
     Mutant("a view's index loses what is merged at once", "cdc/views/hashes.py", "        starts = ends\n", "        starts = [end + 1 for end in ends]\n", BULK),
+    Mutant("a group that a row has left is not given to the function again", "cdc/views/calledgroups.py",
+        "return touched(change, self._call.by)", "return distinct(change.after.select(self._call.by), self._call.by)", CALLED),
+    Mutant("groups of the first pieces are forgotten", "cdc/views/calledgroups.py", "        if self._waiting is not None:\n", "        if False:\n", CALLED),
+    Mutant("two groups are given to the function as one", "cdc/views/groupcall.py", "differs[1:] |= places[1:] != places[:-1]", "differs[1:] |= places[1:] < places[:-1]", CALLED),
+    Mutant("two rows of a function have one key", "cdc/views/groupcall.py", "if distinct(made, self.key).num_rows < made.num_rows:", "if False:", CALLED),
     Mutant("NULL joins NULL where rows are many", "cdc/views/rows.py", "            there &= column.is_valid().to_numpy()\n", "            pass\n", BULK),
 )  # fmt: skip

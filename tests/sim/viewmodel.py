@@ -1,4 +1,4 @@
-"""Views of a run: each as SQL, and as what plain Python makes of the tables' rows."""
+"""Views of a run: each as SQL, one version of some with a function over it, and as what plain Python makes of the tables' rows."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.model.table import Table
+from cdc.settings.views import View
 from tests.sim.entries import Folded
 from tests.sim.tables import Key, Row, keyless
 
 Rows = dict[Key, Row]
+BY_FUNCTION: Final = "13579"
+"""The digits of the version whose groups a function counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    sql: str
-    key: tuple[str, ...]
+    view: View
     rows: Callable[[Folded], Rows]
     """The view over the tables' rows, without NULLs and as texts, as ``Folded`` has them."""
 
@@ -28,7 +34,7 @@ def deal_views(chance: Random, tables: Sequence[Table]) -> list[ModelView]:
     if not keyed:
         return []
     shape = chance.choice((_filtered, _grouped, _joined if len(keyed) > 1 else _grouped))
-    versions = chance.sample(("0123456789", "01234567", "13579"), 2)
+    versions = chance.sample(("0123456789", "01234567", BY_FUNCTION), 2)
     return [shape(chance.choice(keyed[:1]) if shape is not _joined else keyed[0], keyed[-1], digits) for digits in versions]
 
 
@@ -52,7 +58,7 @@ def _filtered(table: Table, _: Table, digits: str) -> ModelView:
             _key(row, key): {name: row[name] for name in shown if row.get(name) is not None} for row in _of(fold, table, digits)
         }
 
-    return ModelView(f"select {', '.join(shown)} from public.{table.name} where {_where('tag', digits)}", key, rows)
+    return ModelView(View(sql=f"select {', '.join(shown)} from public.{table.name} where {_where('tag', digits)}", key=key), rows)
 
 
 def _grouped(table: Table, _: Table, digits: str) -> ModelView:
@@ -63,8 +69,24 @@ def _grouped(table: Table, _: Table, digits: str) -> ModelView:
             groups[tag[-1]].append(len(tag))
         return {(digit,): {"digit": digit, "n": str(len(ns)), "width": str(sum(ns))} for digit, ns in groups.items()}
 
+    source = f"from public.{table.name} where {_where('tag', digits)}"
+    if digits == BY_FUNCTION:
+        view = View(
+            sql=f"select tag, right(tag, 1) as digit {source}",
+            python=f"{__name__}:{measured.__name__}",
+            by=("digit",),
+            returns={"n": "bigint", "width": "bigint"},
+            version="1",
+            key=("digit",),
+        )
+        return ModelView(view, rows)
     sql = "select right(tag, 1) as digit, count(*) as n, sum(length(tag)) as width"
-    return ModelView(f"{sql} from public.{table.name} where {_where('tag', digits)} group by right(tag, 1)", ("digit",), rows)
+    return ModelView(View(sql=f"{sql} {source} group by right(tag, 1)", key=("digit",)), rows)
+
+
+def measured(group: pa.Table) -> pa.Table:
+    """What ``_grouped`` counts of one group."""
+    return pa.table({"n": [len(group)], "width": [pc.sum(pc.utf8_length(group.column("tag"))).as_py()]})
 
 
 def _joined(left: Table, right: Table, digits: str) -> ModelView:
@@ -82,7 +104,7 @@ def _joined(left: Table, right: Table, digits: str) -> ModelView:
 
     shown = [f"{side}.{name} as {side}_{name}" for side, names in (("a", ours), ("b", theirs)) for name in (*names, "tag")]
     joined = f"public.{left.name} a join public.{right.name} b on a.id = b.id"
-    return ModelView(f"select {', '.join(shown)} from {joined} where {_where('a.tag', digits)}", key, rows)
+    return ModelView(View(sql=f"select {', '.join(shown)} from {joined} where {_where('a.tag', digits)}", key=key), rows)
 
 
 def _key(row: Row, key: Sequence[str]) -> Key:

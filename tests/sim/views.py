@@ -17,7 +17,6 @@ from cdc.inbox.folder import FOLDER
 from cdc.inbox.groupfile import name_of
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.settings.models import Settings
-from cdc.settings.views import View
 from cdc.state import status
 from tests.sim.checker import Checker, Violation
 from tests.sim.course import Course
@@ -199,8 +198,7 @@ class Views:
     def _keep_up(self, life: ViewLife) -> None:
         """As ``cdc.derive.process`` does it, with a pause where that waits."""
         pause, clock, chance = life.steps.pause, self._course.clock, self._chance
-        view = View(sql=life.model.sql, key=life.model.key)
-        declared = declared_views(Settings.model_construct(views={NAME: view}))[NAME]
+        declared = declared_views(Settings.model_construct(views={NAME: life.model.view}))[NAME]
         with closing(EmbeddedLogReader(self._folder)) as log, closing(StateFolder(life.home, NAME)) as state:
             around = Around(log, self._folder, self._run_dir, pause, clock, lambda: f"{chance.getrandbits(128):032x}")
             with closing(ViewRunner(NAME, declared, around, state, self._limits)) as runner:

@@ -66,7 +66,7 @@ class WholeKernel:
     def cut(self) -> Position:
         return self._cut
 
-    def advance(self, deltas: Mapping[str, Delta], to: Position) -> Delta:
+    def advance(self, deltas: Mapping[str, Delta], to: Position, partial: bool = False) -> Delta:
         assert to > self._cut, (to, self._cut)
         after = {topic: dict(rows) for topic, rows in self._sources.items()}
         for topic, delta in deltas.items():
@@ -78,7 +78,7 @@ class WholeKernel:
                 after[topic].pop(tuple(row[name] for name in key), None)
             for row in delta.rows.to_pylist():
                 after[topic][tuple(row[name] for name in key)] = row
-        before, now = self._output(self._sources), self._output(after)
+        before, now = ({}, {}) if partial else (self._output(self._sources), self._output(after))
         self._next = to, after
         changed = [row for key, row in sorted(now.items()) if before.get(key) != row]
         gone = [dict(zip(self._view.key, key, strict=True)) for key in sorted(before.keys() - now.keys())]

@@ -15,6 +15,7 @@ from cdc.settings.models import Settings
 from sinks import options_model
 from tests.unit.derive.bed import CUSTOMERS, ORDERS, VIEW, bed_in
 
+CALLED = '[views.v]\nsql = "select 1"\npython = "m:f"\nby = ["a"]\nreturns = { b = "int" }\nkey = ["a", "b"]\n'
 SQL = "select o.id, c.name, o.note from orders o join public.customers c on c.id = o.customer"
 
 
@@ -56,6 +57,17 @@ def test_views_in_a_circle_are_refused_by_their_names() -> None:
         ('[views.v]\nsql = "select 1"\nkey = ["a", "a"]\n', "views.v.key: names a twice"),
         ('[views.v]\nsql = "select 1"\nkey = ["a"]\nkeys = 1\n', "views.v.keys: unknown key"),
         ('[views.v]\nkey = ["a"]\n', "views.v: has neither sql nor root"),
+        ('[views.v]\nsql = "select 1"\nkey = ["a"]\nby = ["a"]\n', "views.v: by belongs to a view with python"),
+        ('[views.v]\nsql = "select 1"\nkey = ["a"]\nversion = "2"\n', "views.v: version belongs to a view with python"),
+        (CALLED.replace("m:f", "m.f"), "views.v.python: 'm.f' is not module:function, such as shop.scores:score"),
+        (CALLED.replace('sql = "select 1"', 'root = "public.t"'), "views.v: has python and no sql"),
+        (CALLED.replace('by = ["a"]\n', ""), "views.v: has python and no by"),
+        (CALLED.replace('by = ["a"]', "by = []"), "views.v.by: is empty"),
+        (CALLED.replace("returns =", "#"), "views.v: has python and no returns"),
+        (CALLED.replace("{ b", '{ a = "int", b'), "views.v: returns names a, which is of by"),
+        (CALLED.replace('key = ["a", "b"]', 'key = ["b"]'), "views.v: key does not name a, which is of by"),
+        (CALLED.replace('key = ["a", "b"]', 'key = ["a", "c"]'), "views.v: key names c, which is neither of by nor of returns"),
+        (CALLED + 'where = "true"\n', "views.v: where belongs to a view with root"),
         ('[stores.s]\nkind = "console"\nviews = ["ordr"]\n[views.order]\nsql = "select 1"\nkey = ["a"]\n', "there is no view ordr"),
     ],
 )

@@ -21,6 +21,7 @@ from cdc.model.pgtypes import INT8, JSONB, TEXT, TIMESTAMPTZ
 from cdc.model.position import Lsn, Position
 from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
+from cdc.settings import functions
 from cdc.settings.models import StoreOptions
 from cdc.state import letterrequests
 from cdc.state.letterrequests import LetterRequest, Verb
@@ -120,7 +121,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(__import__("sys").modules, "shop_rows", raising=False)
-    monkeypatch.setattr(transforms, "known", {})
+    monkeypatch.setattr(functions, "known", {})
     __import__("importlib").invalidate_caches()
 
 
