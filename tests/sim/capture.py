@@ -50,6 +50,16 @@ class Silent:
     def say(self, state: str, error: str | None = None) -> None: ...
 
 
+class _WatchedMemory(ToastMemory):
+    """``begun_at``: where it last gave up what it knew."""
+
+    begun_at = 0
+
+    def begin_at(self, position: int) -> None:
+        super().begin_at(position)
+        self.begun_at = position
+
+
 class Capture:
     """Alive from construction (which recovers the log) until ``die``. Construction may raise what the disk raises."""
 
@@ -78,7 +88,7 @@ class Capture:
             )  # fmt: skip
             unless_alive.callback(self.writer.abandon)
             self.progress = SnapshotProgress(folder, interval_s=0.0 if ways.eager_progress else float("inf"))
-            self._memory = ToastMemory(folder / TOAST)
+            self._memory = _WatchedMemory(folder / TOAST)
             unless_alive.callback(self._memory.close)
             self.feed = SnapshotFeed(self.progress)
             inbox = None
@@ -89,6 +99,11 @@ class Capture:
             self._intake.catch_up()
             unless_alive.pop_all()
         self.reader = Reader(course, source, self.feed, self.progress, log)
+
+    @property
+    def remembered_from(self) -> int:
+        """The position up to which what the log has was not learnt."""
+        return self._memory.begun_at
 
     # --- the stream -----------------------------------------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ class Checker:
     _rewritten: dict[int, int] = field(default_factory=dict)
     """Position of each table's last REWRITTEN record, or of the cut in which a column took another type: nothing before it is remembered."""
     forgotten: dict[int, int] = field(default_factory=dict)
-    """Where the log stood when capture gave up what it remembered of a table, because the log may lack what the stream has brought of it."""
+    """Where the log stood when capture gave up what it remembered of a table, because the log may lack what the stream has brought of it, or was away."""
     _segments: dict[tuple[str, int], Path] = field(default_factory=dict)
     _gone: set[int] = field(default_factory=set)
     """Tables that were dropped, as of the newest cut."""

@@ -154,9 +154,11 @@ class Process:
                 del whole[oid]
 
     def _forget_what_is_outdated(self, capture: Capture) -> None:
-        """Capture may have had to read from the log what it remembers, which does not tell what was held back."""
-        head = capture.writer.head.position
-        self._checker.forgotten.update((oid, head) for oid in self._source.tables if capture.feed.outdated(oid))
+        """Capture may have had to read from the log what it remembers, which does not tell what was held back, and which it does not wait for where it is away."""
+        head, away = capture.writer.head.position, capture.remembered_from
+        for oid in self._source.tables:
+            known = self._checker.forgotten.get(oid, 0)
+            self._checker.forgotten[oid] = max(known, head if capture.feed.outdated(oid) else away)
 
     def _take(self, capture: Capture) -> bool:
         link = capture.link
