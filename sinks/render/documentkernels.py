@@ -243,3 +243,38 @@ def leaf_sizes(data: Any, offsets: Any, lone: Any) -> Any:
         sizes[i] = most
         alone[i] = is_lone and names == 1 and data[offsets[i]] == OPEN
     return sizes, alone
+
+
+@kernel
+def kinds_in_lists(data: Any, offsets: Any) -> Any:
+    """Looks into JSON on one line that is a list: whether it has an object in it, and whether a single value that is not null. Lists within it count as what they have."""
+    count = len(offsets) - 1
+    objects = np.zeros(count, np.bool_)
+    values = np.zeros(count, np.bool_)
+    for i in range(count):
+        k, end = offsets[i], offsets[i + 1]
+        if k == end or data[k] != OPEN_LIST:
+            continue
+        depth = 0  # of objects
+        while k < end:
+            byte = data[k]
+            if byte == QUOTE:
+                values[i] |= depth == 0
+                k += 1
+                while data[k] != QUOTE:
+                    k += 2 if data[k] == BACKSLASH else 1
+                k += 1
+            elif byte == OPEN:
+                objects[i] = True
+                depth += 1
+                k += 1
+            elif byte == CLOSE:
+                depth -= 1
+                k += 1
+            elif byte in (OPEN_LIST, CLOSE_LIST, COMMA, COLON):
+                k += 1
+            else:
+                values[i] |= depth == 0 and byte != LOWER_N
+                while k < end and data[k] != COMMA and data[k] != CLOSE and data[k] != CLOSE_LIST:
+                    k += 1
+    return objects, values

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from cdc.model.display import As
 from cdc.model.topic import TopicSchema
-from sinks.render.documentkernels import leaf_sizes
+from sinks.render.documentkernels import kinds_in_lists, leaf_sizes
 from sinks.render.jsonkernels import ABSENT, VALUE
 from sinks.render.jsonrows import (
     QUOTE,
@@ -136,10 +136,12 @@ def _divided(member: Member, field: Field) -> tuple[Member, Member | None]:
     there = np.ones(len(texts), np.bool_) if member.states is None else member.states == VALUE
     wrapped = np.zeros(len(texts), np.bool_)
     refused = first == QUOTE if field is Field.BOOLEAN else (first != _OPEN) & (first != _OPEN_LIST)
-    if field is Field.VALUES:
-        refused = (first == _OPEN) | (first == _OPEN_LIST) & np.isin(_second_bytes(texts), (_OPEN, _OPEN_LIST))
-    if field is Field.OBJECTS:
-        refused |= (first == _OPEN_LIST) & ~np.isin(_second_bytes(texts), (_OPEN, _CLOSE_LIST))
+    if field in (Field.VALUES, Field.OBJECTS):
+        objects, values = kinds_in_lists(texts.data, texts.offsets)
+        if field is Field.VALUES:
+            refused = objects | (first == _OPEN) | (first == _OPEN_LIST) & (_second_bytes(texts) == _OPEN_LIST)
+        else:
+            refused |= values | (first == _OPEN_LIST) & ~np.isin(_second_bytes(texts), (_OPEN, _CLOSE_LIST))
     if field in (Field.FLAT, Field.FLAT_JSON):
         sizes, lone = leaf_sizes(texts.data, texts.offsets, _LONE)
         if field is Field.FLAT_JSON:

@@ -195,12 +195,24 @@ class GenerationRows:
             self.catalog, LEDGERS, f"{_LIVE}{self.store}", self._kept(""),
         )  # fmt: skip
         known = {one["key"]: one["value"] for one in said}
-        kept = {}
+        live, kept = known.pop(f"{_LIVE}{self.store}", str(FIRST)), {}
+        if _NUMBER.fullmatch(live or "") is None:
+            raise self._not_ours(f"{_LIVE}{self.store}", "the number of the generation that readers see")
         for key, value in known.items():
             number = key.removeprefix(self._kept(""))
             if _NUMBER.fullmatch(number):
-                kept[int(number)] = float(value) if value else None
-        return int(known.get(f"{_LIVE}{self.store}", FIRST)), kept
+                try:
+                    kept[int(number)] = float(value) if value else None
+                except ValueError:
+                    raise self._not_ours(key, "a moment (Unix, seconds), or empty for no end") from None
+        return int(live), kept
+
+    def _not_ours(self, key: str, wanted: str) -> StoreError:
+        return StoreError(
+            f"store {self.store}: the property {key} of the namespace {LEDGERS} in the warehouse's catalog is not as it was written",
+            retryable=False,
+            hint=f"set it right in iceberg_namespace_properties: it is {wanted}",
+        )
 
     def _kept(self, number: object) -> str:
         return f"{_KEPT}{self.store}@{number}"

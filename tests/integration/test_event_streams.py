@@ -23,6 +23,7 @@ from cdc.settings.models import StoreOptions
 from sinks.contract import EpochPassed
 from sinks.events.redisstream import Options, channel, make
 from sinks.events.sink import EventSink
+from sinks.events.standing import EventStanding
 from tests.contract.rows import ORDERS, PAIRS, batch, order, replacing
 from tests.integration.eventstage import EventStage
 from tests.logs import cut
@@ -207,6 +208,31 @@ def test_a_writer_that_was_replaced_adds_nothing(stage: Stage) -> None:
         opened(stage, 1)
     assert stage.entries("public.orders") == []
     assert stage.redis.hget("cdc:{bus}:events", "progress") == "0"
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_what_another_writer_adds_before_it_is_shut_out_is_not_added_again(stage: Stage, new: bool) -> None:
+    """``new``: the store was never opened before."""
+    rows = batch(ORDERS, [(Op.INSERT, 1, order(1))])
+    stage.put(rows)
+    if not new:
+        opened(stage, 1).close()
+    options = stage.options(begin="start")
+    assert isinstance(options, Options)
+    later = channel.StreamChannel("bus", options)
+    standing = later.standing()
+    earlier = opened(stage, 2)
+    earlier.prepare(rows_schema())
+    earlier.apply(rows)
+    earlier.commit(cut(1))
+    beginning = standing or EventStanding("log", "h", 0, ZERO_CUT, ZERO_CUT.position, ZERO_CUT.position)
+    with pytest.raises(StoreError, match="has been at work meanwhile"):
+        later.begin(replace(beginning, epoch=3))
+    later.close()
+    earlier.close()
+    follower = stage.follow(begin="start")
+    assert follower.applied == cut(1), follower.status.error
+    assert [one for one, _ in stage.entries("public.orders")] == ["1-0"]
 
 
 def test_an_emptied_server_goes_on_from_where_it_was(stage: Stage) -> None:

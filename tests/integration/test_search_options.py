@@ -135,6 +135,19 @@ def test_a_document_whose_outline_is_known_is_what_the_audit_expects(lab: Lab) -
     again.expect([{"id": "2", "more": '[{"a": 1, "b": "x"}]'}, *(one for one in rows if one["id"] != "2")], table)
 
 
+@pytest.mark.parametrize("type_", ["nested", "object", "keyword"])
+def test_a_list_of_objects_and_other_values_is_kept_and_not_searched(lab: Lab, type_: str) -> None:
+    index = Index(lab, mapping={"more": {"type": type_}})
+    mixed = ['[{"a": "]"}, 7]', '[{"a": 1}, "x"]', '["{\\"", {"a": 1}]', "[true, [{}]]", "[1, [2, {}]]"]
+    plain = {"keyword": ['["{", 1]', "[1, null]"]}.get(type_, ['[{"a": "x"}, {"a": ["y", "{"]}]', '[{"a": null}, null]', "[]"])
+    rows: list[Row] = [{"id": str(number), "more": text} for number, text in enumerate([*plain, *mixed])]
+    index.feed(upserts(PLACES, 1, rows), len(rows))
+    index.expect(rows)
+    answer = lab.server.request("POST", "/public.places/_search", {"size": 99})  # type: ignore[union-attr]
+    beside = {hit["_id"] for hit in answer["hits"]["hits"] if "_unindexed" in hit["_source"]}
+    assert beside == {one["id"] for one in rows[len(plain) :]}
+
+
 def outlined(outline: Outline) -> Table:
     text = outline_text(outline)
     return dataclasses.replace(

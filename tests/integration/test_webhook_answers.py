@@ -78,7 +78,13 @@ def test_a_body_that_comes_byte_by_byte_is_not_waited_for() -> None:
 def test_an_interim_answer_is_not_the_last() -> None:
     def answer(given: socket.socket) -> None:
         given.sendall(b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n")
+        given.sendall(b"HTTP/1.1 104 Upload Resumption Supported\r\n\r\nHTTP/1.1 199 Whatever\r\n\r\n")
         given.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
 
     with answering(answer) as port:
         assert post(port) == TAKEN
+
+
+def test_an_offer_of_another_protocol_is_the_last() -> None:
+    with answering(lambda given: given.sendall(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n")) as port:
+        assert post(port).fate is RequestFate.REFUSED

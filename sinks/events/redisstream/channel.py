@@ -55,16 +55,20 @@ class StreamChannel(MarkedChannel):
         self._server = Server(store, options)
         self._ledger, self._held_at = ledger_key(store), held_key(store)
         self._known: EventStanding | None = None
+        self._found: EventStanding | None = None
+        """What the ledger said when it was asked last."""
 
     def standing(self) -> EventStanding | None:
         with self._server.errors():
             wire = self._server.wire
             wire.send(command("HGETALL", self._ledger))
             found = fields_of(wire.reply())
+        self._found = None
         if not found:
             return None
         try:
-            return EventStanding.of(found)
+            self._found = EventStanding.of(found)
+            return self._found
         except (KeyError, ValueError):
             raise StoreError(
                 f"store {self._store}: {self._ledger} is not as it was written",
@@ -74,7 +78,8 @@ class StreamChannel(MarkedChannel):
 
     def begin(self, standing: EventStanding) -> None:
         self._server.refuse_unfit()
-        fields = [item for pair in standing.to_fields().items() for item in pair]
+        found = {} if self._found is None else self._found.to_fields()
+        fields = [item for name, text in standing.to_fields().items() for item in (name, found.get(name, ""), text)]
         self._done(self._call(script.BEGIN, [self._ledger], standing.epoch, *fields))
         self._take_hold()
         self._known = standing
@@ -168,6 +173,10 @@ class StreamChannel(MarkedChannel):
                 return
             case [script.FENCED, epoch]:
                 raise EpochPassed(self._store, int(epoch))
+            case [script.MOVED]:
+                raise StoreError(
+                    f"store {self._store}: another writer has been at work meanwhile: it is opened again", retryable=True
+                )
             case [script.AHEAD, stream]:
                 raise StoreError(
                     f"store {self._store}: the stream {stream.decode(errors='replace')} has entries that this log has not come to yet: another log's, or another program's",

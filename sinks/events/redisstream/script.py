@@ -20,6 +20,7 @@ LOST: Final = b"LOST"
 FENCED: Final = b"FENCED"
 AHEAD: Final = b"AHEAD"
 ODD: Final = b"ODD"
+MOVED: Final = b"MOVED"
 
 DELIVER: Final = """
 local held = redis.call('HMGET', KEYS[1], 'log', 'history', 'epoch', 'progress')
@@ -86,12 +87,16 @@ return {'DONE'}
 restored since, and its entries with it: to note the cut there would pass over those that it lost."""
 
 BEGIN: Final = """
-local held = redis.call('HGET', KEYS[1], 'epoch')
-if held and tonumber(held) > tonumber(ARGV[1]) then return {'FENCED', held} end
-for n = 2, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[n], ARGV[n + 1]) end
+local epoch = redis.call('HGET', KEYS[1], 'epoch')
+if epoch and tonumber(epoch) > tonumber(ARGV[1]) then return {'FENCED', epoch} end
+for n = 2, #ARGV, 3 do
+  if (redis.call('HGET', KEYS[1], ARGV[n]) or '') ~= ARGV[n + 1] then return {'MOVED'} end
+end
+for n = 2, #ARGV, 3 do redis.call('HSET', KEYS[1], ARGV[n], ARGV[n + 2]) end
 return {'DONE'}
 """
-"""KEYS: the ledger. ARGV: the writer's epoch, then the ledger's fields."""
+"""KEYS: the ledger. ARGV: the writer's epoch, then each of the ledger's fields, what the writer has found there (empty: nothing) and what it is from here on. Whoever
+was at work in between has taken events that are not in what was found."""
 
 
 def ledger_key(store: str) -> str:

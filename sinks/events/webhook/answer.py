@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import urllib3
 
-_INTERIM: Final = (102, 103)
-"""Answers that say that another follows. ``http.client`` itself passes over 100."""
+_INTERIM: Final = range(102, 200)
+"""Answers that say that another follows, whether anybody knows them or not (RFC 9110, 15.2). ``http.client`` itself passes over 100; behind 101 none follows."""
 
 
 class TimedAnswer(http.client.HTTPResponse):
