@@ -1,4 +1,4 @@
-"""The peer of ``bench.viewlive``: the same join by pathway, whose engine is native, into the same Redis. For a Python that has pathway, psycopg2 and redis.
+"""The peer of ``bench.viewlive``: the same join by pathway, whose engine is native, into the same Redis. For a Python that has pathway and psycopg2.
 
 ``python pathway_view.py DSN PORT COMMIT_MS``: reads three tables, and then their changes from a slot of its own (``test_decoding``), until it is ended. Pathway's
 own reader of Postgres needs a licence, so rows come to its engine through Python, as its documentation has it for other sources; and they go to Redis from Python,
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -21,6 +22,8 @@ TABLES: Final[dict[str, dict[str, type]]] = {
     "orders": {"number": int, "version": int, "customer_id": int, "product_id": int, "status": str, "amount": str},
 }
 """The columns of each table. In pathway ``id`` is something else, so the key has another name."""
+AT_ONCE: Final = 2000
+"""Commands in one pipeline."""
 _COLUMN: Final = re.compile(r"(\w+)\[[^\]]+\]:('(?:[^']|'')*'|\S+)")
 _CHANGE: Final = re.compile(r"table public\.(\w+): (\w+): (.*)", re.DOTALL)
 
@@ -95,9 +98,9 @@ def _stream(dsn: str, subjects: dict[str, Any]) -> None:
 
 def _writer(port: int) -> tuple[Callable[..., None], Callable[[int], None]]:
     """What is called for each change of the view, and at the end of each of pathway's commits."""
-    import redis
-
-    cache = redis.Redis(port=port)
+    encode = json.JSONEncoder(separators=(",", ":")).encode
+    wire = socket.create_connection(("127.0.0.1", port))
+    answers = wire.makefile("rb")
     gone: set[int] = set()
     written: dict[int, dict[str, Any]] = {}
 
@@ -110,16 +113,21 @@ def _writer(port: int) -> tuple[Callable[..., None], Callable[[int], None]]:
 
     def ended(time: int) -> None:
         del time
-        pipeline = cache.pipeline(transaction=False)
-        for one in gone - written.keys():
-            pipeline.delete(f"order:{one}")
-        for one, row in written.items():
-            pipeline.set(f"order:{one}", json.dumps(row, separators=(",", ":")))
+        commands = [_command(b"DEL", b"order:%d" % one) for one in gone - written.keys()]
+        commands += [_command(b"SET", b"order:%d" % one, encode(row).encode()) for one, row in written.items()]
         gone.clear()
         written.clear()
-        pipeline.execute()
+        for at in range(0, len(commands), AT_ONCE):
+            some = commands[at : at + AT_ONCE]
+            wire.sendall(b"".join(some))
+            for _ in some:
+                answers.readline()
 
     return changed, ended
+
+
+def _command(*words: bytes) -> bytes:
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
 
 
 if __name__ == "__main__":

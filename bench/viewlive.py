@@ -61,9 +61,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=int, default=40)
     parser.add_argument("--warm-s", type=int, default=10, help="seconds of the same traffic before anything counts")
     parser.add_argument("--batches", type=int, default=40, help="micro-batches of Spark's; 0: Spark is left out")
-    parser.add_argument(
-        "--pathway-python", type=Path, help="a Python that has pathway, psycopg2 and redis; left out, so is pathway"
-    )
+    parser.add_argument("--pathway-python", type=Path, help="a Python that has pathway and psycopg2; left out, so is pathway")
     parser.add_argument("--pathway-commit-ms", type=int, default=10, help="how often pathway commits what has come")
     options = parser.parse_args(arguments)
     size = ShopSize(options.customers, options.orders, options.products)

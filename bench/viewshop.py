@@ -1,6 +1,6 @@
 """The shop that ``bench.viewlive`` writes to: its tables, the view of them, and steady traffic in small transactions, each with a row that is looked for.
 
-A transaction inserts 3 orders, changes 6 and deletes 1; every tenth one also renames a customer, which changes each of the customer's orders in the view. Orders
+A transaction inserts 6 orders, changes 12 and deletes 2; every fifth one also renames a customer, which changes each of the customer's orders in the view. Orders
 that are deleted are never looked for.
 """
 
@@ -16,10 +16,10 @@ import psycopg
 
 from bench.latency import Work
 
-INSERTED, CHANGED, DELETED = 3, 6, 1
+INSERTED, CHANGED, DELETED = 6, 12, 2
 CHANGES: Final = INSERTED + CHANGED + DELETED
 """Of orders, in one transaction."""
-RENAMED_EVERY: Final = 10
+RENAMED_EVERY: Final = 5
 VIEW: Final = (
     "select o.id, o.version, o.status, o.amount, c.name, p.title from orders o "
     "join customers c on c.id = o.customer_id join products p on p.id = o.product_id"
@@ -87,7 +87,8 @@ class ShopWork(Work):
 
     def deleted(self, number: int) -> list[int]:
         """The tenth ones, once each."""
-        return [10 * (number + 1)] if 10 * (number + 1) <= self.size.orders else []
+        found = (10 * (number * DELETED + one + 1) for one in range(DELETED))
+        return [one for one in found if one <= self.size.orders]
 
     def renamed(self, number: int) -> list[int]:
         return [number * 7919 % self.size.customers + 1] if number % RENAMED_EVERY == 0 else []

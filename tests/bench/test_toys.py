@@ -49,7 +49,7 @@ STORES: Final = {
     "latency": ("--rate 20 --seconds 1 --warm-s 1", {"redis_p50_ms", "redis_p99_ms", "redis_p50_beside_plain_ms"}),
     "log": ("--part scan_spark --rows 20000 --runs 1 --warm 0", {"scan_spark", "scan_spark_tail"}),
     "viewlive": (
-        "--customers 50 --orders 500 --products 10 --rate 100 --seconds 1 --warm-s 1 --batches 2",
+        "--customers 50 --orders 500 --products 10 --rate 200 --seconds 1 --warm-s 1 --batches 2",
         {"sustained", "growth", "refresh", "spark_empty"},
     ),
     "live-cost": ("--reference none --runs 1 --seconds 1 --rates 0 20 --rows 200", {"idle_core", "pss_mb"}),
