@@ -293,9 +293,9 @@ def _outstanding(work: Work, waiting: list[int], begun: int) -> int:
 
 
 def poll_redis(work: Work, port: int, known: int = 0, store: str = "redis") -> None:
-    """``known``: transactions before this number are none of its business. ``store``: "redis", or "plain" for the peer's keys."""
+    """``known``: transactions before this number are none of its business. ``store``: "redis", or "plain" and "pathway" for a peer's keys."""
     seen = work.seen[store]
-    prefix = {"redis": b"order:", "plain": PREFIX.encode()}[store]
+    prefix = {"redis": b"order:", "plain": PREFIX.encode(), "pathway": b"order:"}[store]
     waiting: list[int] = []
     with socket.create_connection(("127.0.0.1", port)) as wire:
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -31,6 +31,7 @@ from psycopg.generators import execute
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.waiting import wait
 
+from cdc.capture.buffers import BUFFER_BYTES, StreamBuffers
 from cdc.capture.feedback import Feedback, Quiet, Silence, standby_status
 from cdc.capture.pace import BACKLOG_BYTES, FLOW_BYTES, PAUSE_S, READS, Flow, block_bytes, block_s
 from cdc.crashpoint import crashpoint
@@ -39,13 +40,6 @@ from cdc.model.pgtypes import HAS_TRANSACTION_TIMEOUT
 from cdc.model.position import Lsn, format_lsn, parse_lsn
 from cdc.pgvalues.values import Bytes
 from cdc.pgvalues.wire import gather
-
-BUFFER_BYTES: Final = 16 * 2**20
-"""Two of these: one fills while the other is decoded. The longer a group takes, as with changes of very many tables, the larger the next one
-may become, and what each table costs in a group is shared by more rows."""
-
-HEADROOM_BYTES: Final = 2**20
-"""Before what a buffer is filled with: the beginning of a transaction whose end comes with it is put there, instead of both elsewhere."""
 
 STAGING_BYTES: Final = 2**20
 """The most that one read takes."""
@@ -291,44 +285,15 @@ class _Libpq:
         self._pg.finish()
 
 
-class _Buffers:
-    """Two: one fills while what was taken of the other is decoded."""
-
-    def __init__(self) -> None:
-        self._filling = np.empty(HEADROOM_BYTES + BUFFER_BYTES, np.uint8)
-        self._spare = np.empty(HEADROOM_BYTES + BUFFER_BYTES, np.uint8)
-        self.filled = 0
-
-    def put(self, received: Bytes) -> None:
-        end = HEADROOM_BYTES + self.filled
-        self._filling[end : end + len(received)] = received
-        self.filled += len(received)
-
-    def take(self) -> Bytes:
-        """A view, valid until the next call that gives something."""
-        taken = self._filling[HEADROOM_BYTES : HEADROOM_BYTES + self.filled]
-        if len(taken):
-            self._filling, self._spare = self._spare, self._filling
-            self.filled = 0
-        return taken
-
-    def behind(self, torn: Bytes, taken: Bytes) -> Bytes:
-        """See ``Stream.behind``."""
-        if len(torn) > HEADROOM_BYTES:
-            return np.concatenate([torn, taken])
-        begin = HEADROOM_BYTES - len(torn)
-        self._spare[begin:HEADROOM_BYTES] = torn
-        return self._spare[begin : HEADROOM_BYTES + len(taken)]
-
-
 class Stream:
     """A running stream. ``take`` hands over what has been received; errors of the threads surface there."""
 
     def __init__(self, wire: _Socket | _Libpq, feedback: Feedback) -> None:
         self._wire = wire
         self._feedback = feedback
-        self._buffers = _Buffers()
+        self._buffers = StreamBuffers()
         self._wanted = 1
+        """So many bytes end a wait; 0: it has ended."""
         self._changed = threading.Condition()
         self._due = threading.Condition()
         self._failure: Exception | None = None
@@ -348,9 +313,10 @@ class Stream:
         Raises ConnectionError or OSError once the connection is gone and everything received has been taken.
         """
         with self._changed:
-            if not self._buffers.filled and self._failure is None:
+            if not self._buffers.filled and self._failure is None and self._wanted:
                 self._wanted = 1
                 self._changed.wait(timeout_s)
+            self._wanted = max(self._wanted, 1)
             if self._wire.backlog and self._buffers.filled < (whole := block_bytes(self.batches)) and self._failure is None:
                 self._wanted = whole
                 self._changed.wait(block_s(self.batches))
@@ -360,6 +326,12 @@ class Stream:
             if len(taken):
                 self._changed.notify_all()
             return taken
+
+    def wake(self) -> None:
+        """Ends a ``take`` that waits, or the next one, with what there is."""
+        with self._changed:
+            self._wanted = 0
+            self._changed.notify_all()
 
     def behind(self, torn: Bytes, taken: Bytes) -> Bytes:
         """``torn`` and what the last call of ``take`` gave, one behind the other; as long valid as that."""

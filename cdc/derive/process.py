@@ -23,7 +23,8 @@ from cdc.state import status, stops
 
 LOOK_S: Final = 0.5
 """Whatever a view waits for is looked at so often."""
-PUMP_S: Final = 0.01
+PUMP_S: Final = (0.002, 0.02)
+"""How often a group that waits in the inbox is looked at: at first, and after a while."""
 REST_S_MAX: Final = 0.03
 """After a step that took t, the next one comes t later, and this at most: so what a small group costs is shared by more changes."""
 
@@ -128,9 +129,16 @@ def _folder(log_dir: Path, name: str, report: ViewReporter, stop: threading.Even
 
 
 def _pump(stop: threading.Event) -> Callable[[], None]:
+    least_s, most_s = PUMP_S
+    pause_s, looked_at = least_s, 0.0
+
     def pump() -> None:
-        if stop.wait(PUMP_S):
+        nonlocal pause_s, looked_at
+        # Long after the last look it is another group that waits.
+        pause_s = min(1.5 * pause_s, most_s) if time.monotonic() - looked_at < least_s else least_s
+        if stop.wait(pause_s):
             raise Halted("the process was asked to end")
+        looked_at = time.monotonic()
 
     return pump
 

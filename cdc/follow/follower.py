@@ -203,6 +203,11 @@ class Follower:
         with self._lock:
             yield
 
+    @property
+    def counted(self) -> int:
+        """Changes that came to the store, or would have: written, known already, or set aside."""
+        return self.status.written + self.status.stale + self.status.dead
+
     def report(self, *, when_due: bool = False) -> None:
         """Writes the status file. when_due: only if something has changed, or nobody has heard of this store for a while."""
         self._reporter.report(when_due=when_due)

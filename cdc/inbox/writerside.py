@@ -19,6 +19,7 @@ from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
 from cdc.diskspace import described
 from cdc.errors import ConfigError, HeadwaterError, Stopped, StopState
+from cdc.inbox.bell import InboxLooks
 from cdc.inbox.changes import changes
 from cdc.inbox.definition import numbered, refuses
 from cdc.inbox.folder import InboxFolder
@@ -32,8 +33,6 @@ from cdc.state import stops
 
 STRANGE_AT_ONCE: Final = 100
 """How many files that are not groups are put aside in one go."""
-LOOK_S: Final = 0.05
-"""How often an empty inbox is looked into."""
 PASS_OVER_S: Final = 30.0
 """How long a file is left alone that can neither be removed nor put aside, as while the disk is full."""
 RIDE_S: Final = 1.0
@@ -86,7 +85,7 @@ class Inbox:
         self._known: dict[str, tuple[Table, str]] | None = None
         self._riding: dict[GroupName, tuple[InboxMark, float]] = {}
         self._last = ""
-        self._look_at = float("-inf")
+        self.looks = InboxLooks()
         self._blind = False
 
     def serve(self) -> bool:
@@ -96,15 +95,15 @@ class Inbox:
         Raises what the writer does for a disk that refuses, and then nothing is staged.
         """
         writer, now = self._writer, self._clock.monotonic()
-        if now < self._look_at or writer.next_position != writer.head.position + 1:
+        if writer.next_position != writer.head.position + 1 or not self.looks.due(now):
             return False
-        self._look_at = now + LOOK_S
+        self.looks.looking(now)
         names, strange = self._waiting(now)
         self._ride(now, self._folder.followed)
         for file in strange[:STRANGE_AT_ONCE]:
             self._put_aside(file, "its name is not that of a group")
         if any(self._deal_with(name, now) for name in self._in_turn(names)) or strange:
-            self._look_at = now
+            self.looks.again()
             return True
         return False
 

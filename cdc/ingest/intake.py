@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
@@ -41,6 +42,10 @@ class Intake:
     """Makes events of the rows of the outbox table, where there is one."""
     rowless: bool = True
     """Tables without rows are made known in the log, too."""
+
+    def rest(self, stop: threading.Event, seconds: float) -> None:
+        """Waits, until something is handed over at most; where there is no inbox, until ``stop``."""
+        self.clock.wait(stop if self.inbox is None else self.inbox.looks.rung, seconds)
 
     def serve_inbox(self) -> bool:
         """Takes at most one group of another producer's into the log, between two of the source's; returns whether there may be more. Raises as the

@@ -76,7 +76,7 @@ class Ingest:
             if block is not None:
                 self._consume(block)
             if len(taken) < SMALL_BYTES:
-                self._clock.wait(self._stop, PACE.rest_s(self._clock.monotonic() - began))
+                self._intake.rest(self._stop, PACE.rest_s(self._clock.monotonic() - began))
         self._feed.check()
         self._record_idle(force=False)
         # One group, and then the source's changes come first again.

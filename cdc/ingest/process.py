@@ -14,6 +14,7 @@ import psycopg
 import structlog
 
 from cdc import background, source
+from cdc.background import BackgroundPart
 from cdc.capture.endings import Poison, StreamEnded
 from cdc.capture.feedback import Feedback
 from cdc.capture.stream import Connection
@@ -25,6 +26,7 @@ from cdc.compaction.worker import Compaction
 from cdc.crashpoint import crashpoint
 from cdc.diskspace import FULL, GOES_ON, described
 from cdc.errors import HeadwaterError, ProtocolError, SourceError, SourceUnreachable, Stopped, StopState
+from cdc.inbox.bell import InboxBell
 from cdc.inbox.writerside import Inbox, check_names
 from cdc.ingest.definitions import Evolving
 from cdc.ingest.eventremoval import EventRemoval, removal_for
@@ -96,7 +98,7 @@ def run_capture(
         states = StateKeeping(settings, stop, in_force=now_in_force)
         keeping = [part for part in (compaction, tiering_for(settings, unguarded, stop), lookups, states) if part is not None]
         removal = removal_for(settings, stop)
-        beside = [*keeping, *([removal] if removal is not None else [])]
+        beside: list[BackgroundPart] = [*keeping, *([removal] if removal is not None else [])]
 
         def log_alarm() -> str | None:
             alarms = (part.alarm() for part in keeping)
@@ -111,15 +113,17 @@ def run_capture(
         try:
             with closing(ToastMemory(settings.log.dir / "toast.db", protection.kept_back)) as memory:
                 inbox = Inbox(settings.log.dir, writer, settings.run_dir, source=settings.source.name, tables=own_topics(settings))
+                bell = InboxBell(settings.log.dir, inbox.looks.rung, stop)
                 events = (
                     None if settings.outbox is None else Events(settings.outbox, writer, partial(open_reader, settings.log.dir))
                 )
                 feed, views = SnapshotFeed(progress), bool(settings.views)
                 intake = Intake(settings.log.dir, writer, memory, feed, meter, inbox=inbox, events=events, rowless=views)
                 intake.catch_up()
+                beside.append(bell)
                 for part in beside:
                     part.start()
-                _capture(settings, protection, intake, progress, meter, stop, removal)
+                _capture(settings, protection, intake, progress, meter, stop, removal, bell)
         except Stopped as stopped:
             state, problem, meter.status.stop = "stopped", stopped.line(), stopped.state
             raise
@@ -149,6 +153,7 @@ def _capture(
     meter: Meter,
     stop: threading.Event,
     removal: EventRemoval | None,
+    bell: InboxBell,
 ) -> None:
     """Connects, streams, and connects again after a failure, until ``stop``."""
     writer, feed, clock = intake.writer, intake.feed, intake.clock
@@ -176,7 +181,7 @@ def _capture(
                     meter.tables = _Selected(evolving, coordinator, meter.status, intake.events, removal)
                     coordinator.start()
                     watch.start()
-                _stream_once(settings.source, now, intake, evolving, stop, streaming=streaming)
+                _stream_once(settings.source, now, intake, evolving, bell, stop, streaming=streaming)
             except (ConnectionError, OSError, SourceError, ProtocolError, psycopg.OperationalError) as error:
                 if coordinator is None and not _passes(error, settings.log.dir):
                     raise
@@ -286,7 +291,14 @@ class _Selected:
 
 
 def _stream_once(
-    settings: SourceSettings, now: Identity, intake: Intake, evolving: Evolving, stop: threading.Event, *, streaming: bool
+    settings: SourceSettings,
+    now: Identity,
+    intake: Intake,
+    evolving: Evolving,
+    bell: InboxBell,
+    stop: threading.Event,
+    *,
+    streaming: bool,
 ) -> None:
     """``streaming``: large transactions come before they have ended."""
     dsn = settings.dsn.get_secret_value()
@@ -300,7 +312,7 @@ def _stream_once(
             streaming=streaming,
             two_phase=settings.two_phase,
         )
-        with stream:
+        with stream, bell.waking(stream.wake):
             head = intake.writer.head
             _log.info(
                 f"streams from slot {settings.slot}, LSN {format_lsn(head.commit_lsn)}",

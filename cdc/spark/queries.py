@@ -211,6 +211,8 @@ class StoreQuery:
         """Returns when a query has ended by an accident, or when there is nothing more to do."""
         follower = self._follower
         pace = Pace(REST, REST_S_MAX, follower.options.commit_interval_s or INTERVAL_S)
+        # Changes of other topics only, such as the tables that a view is computed from: what comes of them is to find nobody resting.
+        in_vain = Pace(REST, REST_S_MAX, follower.options.commit_interval_s)
         while not self._ending and self._accident is None:
             head = self._reader.wait(follower.applied.position, _IDLE_S)
             if follower.by_query and head.position - follower.applied.position >= LARGE_ROWS:
@@ -221,9 +223,9 @@ class StoreQuery:
                     if self._accident is None:
                         self._accidents = 0
             elif head.position > follower.applied.position:
-                began = time.monotonic()
+                began, before = time.monotonic(), follower.counted
                 follower.follow_to(head)
-                self._rest(pace.rest_s(time.monotonic() - began))
+                self._rest((in_vain if follower.counted == before else pace).rest_s(time.monotonic() - began))
                 follower.settled()
             follower.idle()
 

@@ -37,16 +37,18 @@ class Watch:
         """The system tells nothing: ``wait`` only sleeps."""
         return self._fd < 0
 
-    def wait(self, timeout_s: float) -> None:
-        """Returns when the file was written to since the last call, or after the timeout; may also return early."""
+    def wait(self, timeout_s: float) -> bool:
+        """Returns when the file was written to since the last call, or after the timeout; may also return early. Whether the system said something."""
         if self._fd < 0:
             time.sleep(min(POLL_S, max(0.0, timeout_s)))
-            return
-        if self._poll.poll(max(0.0, timeout_s) * 1000):
-            try:
-                os.read(self._fd, 65536)
-            except BlockingIOError:
-                return
+            return False
+        if not self._poll.poll(max(0.0, timeout_s) * 1000):
+            return False
+        try:
+            os.read(self._fd, 65536)
+        except BlockingIOError:
+            return False
+        return True
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -49,10 +49,14 @@ STORES: Final = {
     "latency": ("--rate 20 --seconds 1 --warm-s 1", {"redis_p50_ms", "redis_p99_ms", "redis_p50_beside_plain_ms"}),
     "log": ("--part scan_spark --rows 20000 --runs 1 --warm 0", {"scan_spark", "scan_spark_tail"}),
     "views": ("--rows 2000 --runs 1 --changes 100 --views join --spark 2000", {"join_first_build"}),
+    "viewlive": (
+        "--customers 50 --orders 500 --products 10 --rate 200 --seconds 1 --warm-s 1 --batches 2",
+        {"sustained", "growth", "refresh", "spark_empty"},
+    ),
     "live-cost": ("--reference none --runs 1 --seconds 1 --rates 0 20 --rows 200", {"idle_core", "pss_mb"}),
 }
 """These start OpenSearch and Spark by themselves, one after the other …"""
-LONG: Final = {"latency", "live-cost", "backlog", "audit", "views"}
+LONG: Final = {"latency", "live-cost", "backlog", "audit", "views", "viewlive"}
 """… and these take most of a minute and more."""
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import queue
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from cdc.capture import pace
+from cdc.capture import buffers, pace
 from cdc.capture import stream as stream_module
 from cdc.capture.feedback import Feedback
 from cdc.capture.stream import Stream, _Socket
@@ -62,7 +63,7 @@ def taken(stream: Stream) -> Bytes:
 def test_what_is_torn_stands_before_what_comes_next(
     headroom: int, wire: Wire, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_module, "HEADROOM_BYTES", headroom)
+    monkeypatch.setattr(buffers, "HEADROOM_BYTES", headroom)
     for number in range(5):
         first, second = f"{number}abc".encode(), f"{number}defg".encode()
         wire.coming.put(first)
@@ -74,6 +75,13 @@ def test_what_is_torn_stands_before_what_comes_next(
         later = taken(stream)
         assert whole.tobytes() == first[1:] + second
         assert stream.behind(np.empty(0, np.uint8), later).tobytes() == b"later"
+
+
+def test_whoever_waits_for_bytes_can_be_woken_before_or_meanwhile(stream: Stream) -> None:
+    stream.wake()
+    assert not len(stream.take(3600.0))
+    threading.Timer(0.05, stream.wake).start()
+    assert not len(stream.take(3600.0))
 
 
 def test_under_a_backlog_a_block_is_as_large_as_the_tables_of_the_last_one_ask_for(

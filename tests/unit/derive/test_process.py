@@ -8,10 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from structlog.testing import capture_logs
 
+from cdc.derive import process
 from cdc.derive.inforce import ViewWaits
-from cdc.derive.process import keep_up, try_again_if_changed
+from cdc.derive.process import PUMP_S, keep_up, try_again_if_changed
 from cdc.derive.reporter import ViewReporter
 from cdc.derive.runner import StepCounts
 from cdc.errors import Stopped, StopState
@@ -63,3 +65,32 @@ def test_waiting_is_said_once_and_stays_its_state(tmp_path: Path, monkeypatch: A
     saved = status.read_view(tmp_path, "joined")
     assert saved is not None
     assert (saved.state, saved.error) == ("waiting", "public.orders is still being read")
+
+
+class Looks:
+    """Seconds, which pass while somebody waits."""
+
+    def __init__(self) -> None:
+        self.now, self.waited = 100.0, [0.0]
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        self.waited.append(seconds)
+        return False
+
+
+def test_a_group_that_waits_is_looked_at_often_first_and_each_group_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: Any = Looks()
+    monkeypatch.setattr(process, "time", looks)
+    pump, (least_s, most_s) = process._pump(looks), PUMP_S
+    for _ in range(20):
+        pump()
+    assert looks.waited[1] == least_s
+    assert looks.waited[1:] == sorted(looks.waited[1:])
+    assert looks.waited[-1] == most_s
+    looks.now += 1.0
+    pump()
+    assert looks.waited[-1] == least_s

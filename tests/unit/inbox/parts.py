@@ -10,8 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from cdc.inbox.bell import LOOK_S
 from cdc.inbox.handover import Handover, HandoverDeadline
-from cdc.inbox.writerside import LOOK_S, Inbox
+from cdc.inbox.writerside import Inbox
 from cdc.log.contract import LogWriter
 from cdc.log.home import open_reader, open_writer
 from cdc.model.position import Position

@@ -17,10 +17,11 @@ import pytest
 from cdc.capture.toast import ToastMemory
 from cdc.crashpoint import Fault, armed
 from cdc.errors import HeadwaterError, Stopped, StopState, WaitTimeout
+from cdc.inbox.bell import LOOK_S
 from cdc.inbox.folder import KEPT_REFUSALS, InboxFolder
 from cdc.inbox.groupfile import GroupHeader, encode
 from cdc.inbox.handover import Handover, HandoverDeadline
-from cdc.inbox.writerside import LOOK_S, PASS_OVER_S, RIDE_S, check_names, part_of
+from cdc.inbox.writerside import PASS_OVER_S, RIDE_S, check_names, part_of
 from cdc.ingest.intake import Intake
 from cdc.log.contract import captured
 from cdc.log.embedded import producers

@@ -12,7 +12,7 @@ import pytest
 
 from cdc.model.position import Cut, Lsn, Position
 from cdc.spark import queries as follow
-from cdc.spark.queries import INTERVAL_S, StoreQuery
+from cdc.spark.queries import INTERVAL_S, REST, StoreQuery
 
 STEP_S = 0.001
 
@@ -37,15 +37,17 @@ class Clock:
 
 @dataclass(slots=True)
 class Steady:
-    """A follower, and a log that always has something new."""
+    """A follower, and a log that always has something new. ``concerned``: of the follower's topics."""
 
     clock: Clock
     options: Any
     took_s: float = 0.0
+    concerned: bool = True
     store: str = "lake"
     applied: Cut = field(default_factory=lambda: _cut(0))
     by_query: bool = False
     stopped: bool = False
+    counted: int = 0
     began: list[float] = field(default_factory=list)
     looked: list[float] = field(default_factory=list)
 
@@ -53,6 +55,7 @@ class Steady:
         self.began.append(self.clock.now_s)
         self.clock.now_s += self.took_s
         self.applied = cut
+        self.counted += self.concerned
 
     def idle(self) -> None:
         self.looked.append(self.clock.now_s)
@@ -69,10 +72,10 @@ def _cut(number: int) -> Cut:
 
 @pytest.fixture
 def followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Steady]:
-    def run(seconds: float, options: Any, took_s: float = 0.0) -> Steady:
+    def run(seconds: float, options: Any, took_s: float = 0.0, *, concerned: bool = True) -> Steady:
         clock = Clock(100.0 + seconds)
         monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=clock.monotonic))
-        steady = Steady(clock, options, took_s)
+        steady = Steady(clock, options, took_s, concerned)
         engine: Any = None
         both: Any = steady
         stop: Any = clock
@@ -93,6 +96,16 @@ def test_a_store_is_looked_at_as_often_as_ever_while_its_changes_are_gathered(fo
 def test_small_ranges_of_any_store_keep_their_distance(followed: Callable[..., Steady]) -> None:
     steady = followed(1.0, SimpleNamespace(commit_interval_s=0.0))
     assert len(steady.began) == pytest.approx(1.0 / INTERVAL_S, abs=1)
+
+
+def test_changes_of_other_topics_make_a_store_rest_no_longer_than_its_share_of_a_core_asks_for(
+    followed: Callable[..., Steady],
+) -> None:
+    """Such as those of the tables that its view is computed from: the view's own come right behind."""
+    steady = followed(1.0, SimpleNamespace(commit_interval_s=0.0), took_s=0.001, concerned=False)
+    assert len(steady.began) == pytest.approx(1.0 / (0.001 * (1 + REST)), abs=1)
+    steady = followed(10.0, SimpleNamespace(commit_interval_s=3.0), took_s=0.001, concerned=False)
+    assert len(steady.began) == 4, "a store that has an interval of its own keeps it"
 
 
 def test_a_thread_that_is_asked_to_stop_does_not_rest_to_the_end(followed: Callable[..., Steady]) -> None:
