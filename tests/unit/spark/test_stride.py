@@ -162,8 +162,12 @@ def test_a_follower_commits_a_backlog_in_steps_of_seconds_and_stops_between_two(
         )
         follower.follow_to(end)
         follower.close()
-    assert [after - before for before, after in zip([100.0, *commits], commits, strict=False)] == pytest.approx([2.0] + [GOAL_S] * 5)
-    assert follower.applied.position == 2_000 + 5 * GOAL_S * 1_000, "asked to stop it ends at the next commit, not at the end of the backlog"
+    assert [after - before for before, after in zip([100.0, *commits], commits, strict=False)] == pytest.approx(
+        [2.0] + [GOAL_S] * 5
+    )
+    assert follower.applied.position == 2_000 + 5 * GOAL_S * 1_000, (
+        "asked to stop it ends at the next commit, not at the end of the backlog"
+    )
     assert follower.status.rows_per_s == pytest.approx(1_000, rel=0.05)
 
 
