@@ -17,11 +17,11 @@ VIEWS: Final = "views"
 """The first part of the name of every view's topic."""
 _OF_ROOTS: Final = ("columns", "exclude", "computed", "rename", "where", "one", "many")
 _OF_FUNCTIONS: Final = ("by", "returns", "version")
-_LACKING: Final = {
-    "sql": "write the SELECT whose rows the function is given",
-    "by": "name the columns of sql whose values make a group",
-    "returns": 'say which columns it returns, such as { score = "numeric(12,2)" }',
-}
+_LACKING: Final = (
+    "no sql; write the SELECT whose rows the function is given",
+    "no by; name the columns of sql whose values make a group",
+    'no returns; say which columns it returns, such as { score = "numeric(12,2)" }',
+)
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 
 
@@ -84,8 +84,9 @@ class ViewQuery(Strict):
             if beside:
                 raise ValueError(f"{beside} belongs to a view with python, and this one has none")
             return self
-        for name in (one for one in ("sql", "by", "returns") if not getattr(self, one)):
-            raise ValueError(f"has python and no {name}; {_LACKING[name]}")
+        for lacking, given in zip(_LACKING, (self.sql, self.by, self.returns), strict=True):
+            if not given:
+                raise ValueError(f"has python and {lacking}")
         for name in (one for one in self.by if one in self.returns):
             raise ValueError(f"returns names {name}, which is of by; the columns of by are added to what the function returns")
         for name in (one for one in self.by if one not in self.key):
