@@ -149,10 +149,14 @@ class EventSink:
         if epoch is None:
             return standing.cut
         self._known = replace(standing, epoch=epoch, history=lineage.history)
-        crashpoint("events.open.begin")
-        self._channel.begin(self._known)
-        crashpoint("events.open.begun")
-        self._channel.resume(lambda wanted: self._recalled(log, wanted))
+        try:
+            crashpoint("events.open.begin")
+            self._channel.begin(self._known)
+            crashpoint("events.open.begun")
+            self._channel.resume(lambda wanted: self._recalled(log, wanted))
+        except BaseException:
+            self.close()  # half open it would take what it is told before the next opening for a commit
+            raise
         self._writing = True
         return standing.cut
 

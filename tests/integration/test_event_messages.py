@@ -124,6 +124,24 @@ def test_a_new_topic_gets_its_first_events_too(stage: Stage, monkeypatch: pytest
         assert found == list(range(1 + number * count, 1 + (number + 1) * count)), table.name
 
 
+def test_a_store_that_could_not_be_opened_is_opened_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that is away in the middle of it; what the store is told before the next opening is no commit."""
+    stage.put(batch(ORDERS, [(Op.INSERT, 1, order(1))]))
+    made = make("bus", stage.options())
+    begin = KafkaChannel.begin
+
+    def away(*_: Any) -> None:
+        raise StoreError("away", retryable=True)
+
+    monkeypatch.setattr(KafkaChannel, "begin", away)
+    with pytest.raises(StoreError, match="away"):
+        made.open(stage.log.reader(), 1)
+    monkeypatch.setattr(KafkaChannel, "begin", begin)
+    made.commit(cut(0))
+    assert made.open(stage.log.reader(), 1) == cut(0)
+    made.close()
+
+
 def test_a_writer_that_was_replaced_adds_nothing(stage: Stage) -> None:
     rows = batch(ORDERS, [(Op.INSERT, at, order(at)) for at in range(1, 4)])
     stage.put(rows)
