@@ -135,6 +135,7 @@ class Opening:
         if self.sink.traits.events and (seen := status.read_follower(self._run_dir, self._store)) is not None:
             # What it may have to read again it has not handed on.
             position = seen.position if seen.returns_to is None else min(seen.position, seen.returns_to - 1)
+            self.sink.close()  # one whose last opening was broken off behind its own part would take this for a commit
             self.sink.commit(Cut(Position(position), Lsn(seen.commit_lsn), seen.commit_ts_us))
         applied = self._above_others(lambda: self.sink.open(self._reader, self.lease.epoch))
         if self._reader.lineage() != lineage:
