@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from cdc.clock import SteadyTime
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
 from cdc.log.contract import LogReader
@@ -31,6 +32,7 @@ from sinks.sql.choice import dialect_of
 from sinks.sql.dialect import Dialect, SqlSession
 from sinks.sql.extent import SqlExtent
 from sinks.sql.history import HistoryWriter, history_place
+from sinks.sql.historyupkeep import Forgotten, HistoryUpkeep
 from sinks.sql.ledger import SqlLedger, TableEntry
 from sinks.sql.letters import LettersDraft, LettersStop
 from sinks.sql.names import TargetPlace, place_of
@@ -52,6 +54,7 @@ class SqlSink:
         self.options = options
         self._database = self._dialect.database(name, options)
         self._reader = SqlRowReader(name, options)
+        self._time = SteadyTime()
         self._staging = StagedChanges(options.staged_bytes)
         self._applied = ZERO_CUT
         self._epoch: int | None = None
@@ -63,6 +66,7 @@ class SqlSink:
         self._tried: _Tried | None = None
         """What a commit would have left whose answer did not come."""
         self._refused: tuple[DeadLetter, ...] = ()
+        self._forgotten: Forgotten = {}
 
     @property
     def _dialect(self) -> Dialect:
@@ -218,6 +222,7 @@ class SqlSink:
         assert self._tried is not None
         tried, self._tried = self._tried, None
         self._known, self._letters, self._refused, self._applied = tried.ledger, tried.letters, tried.refused, cut
+        self._forgotten = tried.forgotten
         self._staging.clear()
 
     def refused(self) -> tuple[DeadLetter, ...]:
@@ -237,10 +242,11 @@ class SqlSink:
 
     def _written(self, session: SqlSession, extent: SqlExtent, mark: Mark) -> _Tried:
         """Writes all that is staged, the dead letters and the marks. Returns what the ledger says then."""
-        now, draft = self._known, self._draft()
+        now, draft, versions = self._known, self._draft(), HistoryUpkeep(self.name, self.options, extent.log, self._time)
         writers = []
         for topic in self._staging.topics:
-            writer = self._writer_of(session, now.entries[topic], draft)
+            history = versions.writer(session, now.entries[topic], mark.cut)
+            writer = self._writer_of(session, now.entries[topic], draft, history)
             now = now.with_entries(self._write(session, writer, now.entries[topic], mark))
             writers.append(writer)
         settle(writers)
@@ -251,22 +257,25 @@ class SqlSink:
                 entry = TableEntry(topic, mark) if entry is None else replace(entry, mark=mark)
                 ledger.put(session, self.name, entry)
                 now = now.with_entries(entry)
+        held = {topic: self.held(topic) for topic in now.entries}
+        forgotten = versions.carry_out(session, now.entries.values(), held, self._staging.topics, mark.cut, self._forgotten)
         ledger.sign(session, self.name, now.epoch, mark)
         assert self._letters is not None
-        return _Tried(replace(now, mark=mark), draft.known if draft.changed else self._letters, tuple(draft.refused))
+        return _Tried(replace(now, mark=mark), draft.known if draft.changed else self._letters, tuple(draft.refused), forgotten)
 
     def _draft(self) -> LettersDraft:
         self._writer()
         assert self._letters is not None
         return LettersDraft(self.name, self._letters, self.options.dead_share_max)
 
-    def _writer_of(self, session: SqlSession, entry: TableEntry, draft: LettersDraft, *, history: bool = True) -> SqlRowWriter:
+    def _writer_of(
+        self, session: SqlSession, entry: TableEntry, draft: LettersDraft, history: HistoryWriter | None = None
+    ) -> SqlRowWriter:
         assert entry.place is not None
         assert entry.shape is not None
         table = session.dialect.table(session, entry.place)
         table.take(self.options.own_columns(entry.topic))
-        beside = self._history(session, entry) if history else None
-        return SqlRowWriter(session, table, entry.shape, draft, self._opened().log, beside)
+        return SqlRowWriter(session, table, entry.shape, draft, self._opened().log, history)
 
     def _write(self, session: SqlSession, writer: SqlRowWriter, entry: TableEntry, mark: Mark) -> TableEntry:
         writer.write(self._staging.batches(entry.topic), entry.mark.cut.position)
@@ -274,14 +283,6 @@ class SqlSink:
         ledger.put(session, self.name, now)
         crashpoint("sql.table_written")
         return now
-
-    def _history(self, session: SqlSession, entry: TableEntry) -> HistoryWriter | None:
-        said = self.options.history_of(entry.topic)
-        if not said:
-            return None
-        assert entry.place is not None
-        assert entry.shape is not None
-        return HistoryWriter(session, session.dialect.table(session, history_place(entry.place, said)), entry.shape.schema)
 
     def _was_committed(self, session: SqlSession, mark: Mark) -> bool:
         """Whether this commit has been carried out already, and nobody heard the answer."""
@@ -356,7 +357,7 @@ class SqlSink:
             return "the store does not hold the table"
         with self._database.transaction() as session:
             self._locked(session, epoch)
-            writer = self._writer_of(session, entry, self._draft(), history=False)
+            writer = self._writer_of(session, entry, self._draft())
             if schema.key:
                 return writer.put(row, None)
             letter = Letter(schema.topic, Position(first_position(row)), "").id
@@ -391,6 +392,7 @@ class SqlSink:
         self._database.close()
         self._reader.close()
         self._extent, self._known, self._tried, self._letters, self._refused = None, SqlLedger(), None, None, ()
+        self._forgotten = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +402,7 @@ class _Tried:
     ledger: SqlLedger
     letters: Letters
     refused: tuple[DeadLetter, ...]
+    forgotten: Forgotten
 
 
 def _unchanged(known: SqlLedger, now: SqlLedger) -> bool:
