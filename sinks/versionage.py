@@ -36,7 +36,7 @@ class VersionAge:
     days: float = math.inf
 
     def horizon_us(self, cut: Cut, now_s: float) -> int | None:
-        """What ended at or before this time (microseconds since 1970-01-01 UTC) is not needed at the cut; None: all is."""
+        """Versions that ended at or before this time (microseconds since 1970-01-01 UTC) are not needed at the cut; None: all are."""
         if math.isinf(self.days):
             return None
         found = min(cut.commit_ts_us, int(now_s * 1e6)) - int(self.days * _DAY_US)
@@ -48,7 +48,7 @@ class VersionAge:
 
 
 def whole_since_us(log: LogReader, topics: Iterable[Topic], topic: str, held: Position) -> int | None:
-    """Of earlier times than this the log may lack versions of the topic for a store that has held its changes up to ``held``, and has read the others by now;
+    """The time before which the log may lack versions of the topic for a store that has held its changes up to ``held``, and has read the others by now;
     None: it lacks none."""
     found = next((one for one in topics if one.name == topic), None)
     if found is None or found.clean_from <= max(held, START) + 1:
@@ -67,7 +67,7 @@ def time_text(time_us: int) -> str:
 
 
 def time_of(text: str) -> int:
-    """What ``time_text`` was given. Raises ValueError."""
+    """The time that ``time_text`` was given. Raises ValueError."""
     return (datetime.fromisoformat(text) - _EPOCH) // timedelta(microseconds=1)
 
 

@@ -369,9 +369,9 @@ class StoreOptions(Strict):
         return False
 
     @property
-    def server_url(self) -> SecretStr | None:
-        """Where the store's server answers; None for a store without one."""
-        return None
+    def server_urls(self) -> Mapping[str, SecretStr]:
+        """Option → the address where one of the store's servers answers."""
+        return {}
 
     @property
     def disk_path(self) -> Path | None:

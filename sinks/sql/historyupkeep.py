@@ -28,17 +28,18 @@ Forgotten = Mapping[str, int]
 """Topic → the horizon up to which nothing is left in its history."""
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryUpkeep:
-    """Over one store's histories. ``log``: what they are written from."""
+@dataclass(slots=True)
+class SqlHistoryUpkeep:
+    """Over one store's histories. ``log``: what they are written from. ``done``: as the last commit left it."""
 
     store: str
     options: Options
     log: LogReader
     time: SteadyTime = field(default_factory=SteadyTime)
+    done: Forgotten = field(default_factory=dict)
 
     def writer(self, session: SqlSession, entry: TableEntry, cut: Cut) -> HistoryWriter | None:
-        """Of the topic's history, for changes up to the cut; None where it has none."""
+        """Writes the topic's history, for changes up to the cut; None where it has none."""
         place = self._place(entry)
         if place is None:
             return None
@@ -46,23 +47,17 @@ class HistoryUpkeep:
         return HistoryWriter(session, session.dialect.table(session, place), entry.shape.schema, self._horizon_us(entry.topic, cut))
 
     def carry_out(
-        self,
-        session: SqlSession,
-        entries: Iterable[TableEntry],
-        held: Mapping[str, Position],
-        written: Collection[str],
-        cut: Cut,
-        done: Forgotten,
+        self, session: SqlSession, entries: Iterable[TableEntry], held: Mapping[str, Position], written: Collection[str], cut: Cut
     ) -> Forgotten:
-        """``held``: up to where the topics' changes were held before this commit; ``written``: the topics of which it has written some. Takes no more rows from
-        each history than changes may come at once, and what is left with the next commit."""
-        found, topics = dict(done), self.log.topics()
+        """Returns what is done once the transaction is committed. ``held``: up to where the topics' changes were held before this commit; ``written``: the topics
+        of which it has written some. Takes no more rows from each history than changes may come at once, and the others with the next commit."""
+        found, topics = dict(self.done), self.log.topics()
         for entry in entries:
             place = self._place(entry)
             if place is None:
                 continue
             age, horizon = VersionAge(self.options.history_days_of(entry.topic)), self._horizon_us(entry.topic, cut)
-            due = horizon is not None and age.is_due(horizon, done.get(entry.topic))
+            due = horizon is not None and age.is_due(horizon, self.done.get(entry.topic))
             if due and horizon is not None and entry.shape is not None:
                 session.dialect.index_once(session, place, TO)
                 history = HistoryWriter(session, session.dialect.table(session, place), entry.shape.schema)

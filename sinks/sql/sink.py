@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from cdc.clock import SteadyTime
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
 from cdc.log.contract import LogReader
@@ -32,7 +31,7 @@ from sinks.sql.choice import dialect_of
 from sinks.sql.dialect import Dialect, SqlSession
 from sinks.sql.extent import SqlExtent
 from sinks.sql.history import HistoryWriter, history_place
-from sinks.sql.historyupkeep import Forgotten, HistoryUpkeep
+from sinks.sql.historyupkeep import Forgotten
 from sinks.sql.ledger import SqlLedger, TableEntry
 from sinks.sql.letters import LettersDraft, LettersStop
 from sinks.sql.names import TargetPlace, place_of
@@ -54,7 +53,6 @@ class SqlSink:
         self.options = options
         self._database = self._dialect.database(name, options)
         self._reader = SqlRowReader(name, options)
-        self._time = SteadyTime()
         self._staging = StagedChanges(options.staged_bytes)
         self._applied = ZERO_CUT
         self._epoch: int | None = None
@@ -66,7 +64,6 @@ class SqlSink:
         self._tried: _Tried | None = None
         """What a commit would have left whose answer did not come."""
         self._refused: tuple[DeadLetter, ...] = ()
-        self._forgotten: Forgotten = {}
 
     @property
     def _dialect(self) -> Dialect:
@@ -76,7 +73,7 @@ class SqlSink:
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
         self.close()
-        extent = SqlExtent(self.name, self.options.tables, log, writing=epoch is not None)
+        extent = SqlExtent(self.name, self.options, log, writing=epoch is not None)
         with self._database.transaction(reading=epoch is None) as session:
             if epoch is not None:
                 ledger.make(session)
@@ -222,7 +219,7 @@ class SqlSink:
         assert self._tried is not None
         tried, self._tried = self._tried, None
         self._known, self._letters, self._refused, self._applied = tried.ledger, tried.letters, tried.refused, cut
-        self._forgotten = tried.forgotten
+        extent.histories.done = tried.forgotten
         self._staging.clear()
 
     def refused(self) -> tuple[DeadLetter, ...]:
@@ -242,10 +239,10 @@ class SqlSink:
 
     def _written(self, session: SqlSession, extent: SqlExtent, mark: Mark) -> _Tried:
         """Writes all that is staged, the dead letters and the marks. Returns what the ledger says then."""
-        now, draft, versions = self._known, self._draft(), HistoryUpkeep(self.name, self.options, extent.log, self._time)
+        now, draft = self._known, self._draft()
         writers = []
         for topic in self._staging.topics:
-            history = versions.writer(session, now.entries[topic], mark.cut)
+            history = extent.histories.writer(session, now.entries[topic], mark.cut)
             writer = self._writer_of(session, now.entries[topic], draft, history)
             now = now.with_entries(self._write(session, writer, now.entries[topic], mark))
             writers.append(writer)
@@ -258,7 +255,7 @@ class SqlSink:
                 ledger.put(session, self.name, entry)
                 now = now.with_entries(entry)
         held = {topic: self.held(topic) for topic in now.entries}
-        forgotten = versions.carry_out(session, now.entries.values(), held, self._staging.topics, mark.cut, self._forgotten)
+        forgotten = extent.histories.carry_out(session, now.entries.values(), held, self._staging.topics, mark.cut)
         ledger.sign(session, self.name, now.epoch, mark)
         assert self._letters is not None
         return _Tried(replace(now, mark=mark), draft.known if draft.changed else self._letters, tuple(draft.refused), forgotten)
@@ -392,7 +389,6 @@ class SqlSink:
         self._database.close()
         self._reader.close()
         self._extent, self._known, self._tried, self._letters, self._refused = None, SqlLedger(), None, None, ()
-        self._forgotten = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Final
@@ -12,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc.clock import SteadyTime
+from cdc.clock import MACHINE, SteadyTime
 from sinks.warehouse import datafiles
 from sinks.warehouse.columns import LAST_UPDATED, ROW_ID
 from sinks.warehouse.failures import CommitConflict, CommitUnknown, Vanished
@@ -62,7 +61,7 @@ class Upkeep:
         self._kept = kept
         self._leftovers = leftovers
         self._options = options
-        self._expired_at = time.monotonic()
+        self._expired_at = MACHINE.monotonic()
         self._time = SteadyTime()
 
     def after_commit(self, signed: Signed) -> None:
@@ -71,8 +70,8 @@ class Upkeep:
             chosen = next((found for shelf in self._place.shelves() if (found := choose(shelf, self._options))), None)
             if chosen is not None:
                 self._place.merge([one.file.path for one in chosen], merged, signed)
-            if time.monotonic() - self._expired_at > _EXPIRE_EVERY_S:
-                self._expired_at = time.monotonic()
+            if MACHINE.monotonic() - self._expired_at > _EXPIRE_EVERY_S:
+                self._expired_at = MACHINE.monotonic()
                 self._place.iceberg.expire(int((self._time.now_s() - self._options.keep_snapshots_s) * 1000), self._kept())
             self._leftovers.remove(signed.epoch)
 
