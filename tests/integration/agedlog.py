@@ -168,7 +168,7 @@ def random_days(
     seed: int,
     versions: Callable[[], list[Version]],
     complete_from: Callable[[], int | None],
-    rounds: int = 14,
+    rounds: int = 11,
 ) -> None:
     """Versions stay for two days, over two weeks; then the store is built again from the compacted log, and goes on."""
     chance, days = random.Random(seed), 2
@@ -262,8 +262,10 @@ def whole_from_later(
     log.commit(0, [(Op.INSERT, order(key)) for key in range(40)])
     bring(lab, sink := lab.opened(**options))
     since = complete_from()
-    for hour in range(40):
-        log.commit(hour, [(Op.UPDATE, order(key, f"at {hour}")) for key in range(10)] + [(Op.DELETE, order(30 + hour % 5))])
+    log.commit_all(
+        (log.us(hour), [*((Op.UPDATE, order(key, f"at {hour}")) for key in range(10)), (Op.DELETE, order(30 + hour % 5))])
+        for hour in range(40)
+    )
     assert log.compacted()
     assert log.began_us < log.clean_us < log.us(40)
     bring(lab, sink)
