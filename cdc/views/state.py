@@ -29,7 +29,7 @@ from cdc.model.position import Position
 from cdc.views.bulk import BulkFacts, BulkRows
 from cdc.views.cells import Row, refuse_unknown, rows_of, table_of
 from cdc.views.contract import StateDamaged, StateFull
-from cdc.views.hashes import HashRun, agreeing, columns_of, hashed
+from cdc.views.hashes import HashRun, agreeing, columns_of, hashed, once
 
 FILE: Final = "state.sqlite"
 BULK: Final = "bulk"
@@ -414,7 +414,7 @@ class KeptRelation:
             return self.schema.empty_table()
         found = [self._of_few(names, values)]
         if self._bulk is not None and self._bulk.rows:
-            found.append(self._bulk.taken(np.unique(self._bulk.found(names, values)[1])))
+            found.append(self._bulk.taken(once(self._bulk.found(names, values)[1])))
         return self._in_order(pa.concat_tables(found))
 
     def _of_few(self, names: Sequence[str], values: pa.Table) -> pa.Table:
@@ -429,7 +429,7 @@ class KeptRelation:
         _, places = agreeing(
             [run], columns_of(values, names), values.num_rows, lambda some: [one.take(pa.array(some)) for one in columns]
         )
-        return few.take(pa.array(np.unique(places)))
+        return few.take(pa.array(once(places)))
 
     def _looked_up(self, names: Sequence[str], keys: Collection[Row]) -> pa.Table:
         """Through the index: some keys at once where that can be said, as NULL is equal to NULL here."""
