@@ -128,7 +128,7 @@ class HashRun:
     def pairs(self, asked: U64) -> tuple[Places, Places]:
         """Each place whose row's hash is asked for: (which of those asked, the place)."""
         if not (len(self.hashes) and len(asked)):
-            return _NOWHERE, _NOWHERE
+            return NOWHERE, NOWHERE
         low = np.searchsorted(self.hashes, asked)
         which = np.flatnonzero(self.hashes.take(low, mode="clip") == asked)
         first = low[which]
@@ -138,7 +138,12 @@ class HashRun:
         return np.repeat(which, counts), self.places[within]
 
 
-_NOWHERE: Final[Places] = np.zeros(0, np.int64)
+NOWHERE: Final[Places] = np.zeros(0, np.int64)
+
+
+def in_turn(numbers: Places) -> Places:
+    """The order of these numbers, of which none is negative; equal ones as they come."""
+    return HashRun.of(numbers.view(np.uint64) << np.uint64(_NUMBERED)).places
 
 
 def agreeing(
@@ -147,8 +152,8 @@ def agreeing(
     """All pairs (row that is asked for, place) whose values are equal. ``stored``: the columns that are asked by, at these places."""
     sought = HashRun.of(hashed(asked, rows))  # in order, so that neighbours are looked for one after another
     found = [run.pairs(sought.hashes) for run in runs]
-    which = sought.places[np.concatenate([_NOWHERE, *(one for one, _ in found)])]
-    places = np.concatenate([_NOWHERE, *(other for _, other in found)])
+    which = sought.places[np.concatenate([NOWHERE, *(one for one, _ in found)])]
+    places = np.concatenate([NOWHERE, *(other for _, other in found)])
     if not len(which):
         return which, places
     same = np.ones(len(which), np.bool_)
