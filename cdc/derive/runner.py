@@ -43,6 +43,8 @@ from cdc.views.marks import ViewMark, producer_of
 MARK_S: Final = 1.0
 """A mark that brings no changes is handed over so often at most."""
 _NEVER: Final = 10.0**9
+_PAST_BYTES: Final = 256 * 2**20
+"""The memory for finding a table's rows among its changes, as much as a kernel is given: up to some millions of rows, no key goes by way of a file."""
 _REDEFINED: Final = "a table that it reads was defined otherwise"
 _UNREADABLE: Final = "its state cannot be read"
 
@@ -392,7 +394,7 @@ class ViewRunner:
     def _chunks(self, cut: Position) -> Iterator[dict[str, Delta]]:
         for topic, reads in self._bound.reads.items():
             waiting: list[pa.RecordBatch] = []
-            for batch in rows_as_of(self._log, topic, cut):
+            for batch in rows_as_of(self._log, topic, cut, memory_bytes=_PAST_BYTES):
                 if not len(batch):
                     continue
                 waiting.append(batch)
@@ -418,7 +420,7 @@ class ViewRunner:
 
     def _held(self) -> pa.Table | None:
         """The rows of the view's topic as of the log's head."""
-        batches = list(rows_as_of(self._log, self.topic, self._log.head().position))
+        batches = list(rows_as_of(self._log, self.topic, self._log.head().position, memory_bytes=_PAST_BYTES))
         if not batches:
             return None
         meta = {field.name for field in META_FIELDS}
