@@ -17,7 +17,15 @@ from cdc.commands.output import budget_lasts, console, line, moment, print_json,
 from cdc.terminal import counted, visible
 
 if TYPE_CHECKING:
-    from cdc.report.shape import CaptureReport, FollowerReport, GenerationReport, Report, SourceReport, ViewReport
+    from cdc.report.shape import (
+        CaptureReport,
+        FollowerReport,
+        GenerationReport,
+        Report,
+        SourceReport,
+        ViewGenerationReport,
+        ViewReport,
+    )
 
 WIDE_COLUMNS: Final = 120
 _WIDE: Final = ("store", "kind", "state", ">position", ">behind", ">bytes", ">seconds", ">rows/s", ">written", ">set aside")
@@ -116,7 +124,9 @@ def lines(report: Report) -> Iterator[str]:
     yield _capture_line(report.capture)
     yield from _snapshot_lines(report.capture)
     yield _log_line(report)
-    yield from map(view_line, report.views)
+    for view in report.views:
+        yield view_line(view)
+        yield from view_generation_lines(view)
     for follower in report.followers:
         lag = follower.lag
         behind = f"{counted(lag.changes, 'change')}, {size(lag.bytes)}, {seconds(lag.seconds)} behind" if lag else "has not begun"
@@ -141,6 +151,24 @@ def view_line(view: ViewReport) -> str:
         f"view {view.view}: {state_of(view)} at {view.position}, {behind}, {view.taken_per_s:.0f}/s taken, {view.written_per_s:.0f}/s written, "
         f"{counted(view.state_rows, 'row')} and {size(view.state_bytes)} of state{last}"
     )
+
+
+def view_generation_lines(view: ViewReport) -> Iterator[str]:
+    """One for each generation of a view, where it has several."""
+    for one in view.generations if len(view.generations) > 1 else ():
+        yield f"generation {one.number} of view {view.view}: {_how_one_stands(one, view.position)}, {size(one.bytes)}"
+
+
+def _how_one_stands(one: ViewGenerationReport, live_at: int) -> str:
+    if one.state == "live":
+        return f"live at {one.position}"
+    if one.state == "kept":
+        return f"kept at {one.position} until {moment(one.until or 0.0)}"
+    if one.error:
+        return f"being built, waits: {one.error}"
+    if one.total:
+        return f"being built, {one.done} of at most {one.total} rows, {100 * one.done // max(one.total, 1)} %"
+    return f"being built, at {one.position} of {live_at}"
 
 
 def _loading_lines(report: Report) -> Iterator[str]:

@@ -6,7 +6,7 @@ from cdc.log.contract import LogReader
 from cdc.model.position import Cut, Position
 from cdc.model.selection import literal, matches
 from cdc.report.lag import commit_lsn, commit_ts, lag_of
-from cdc.report.shape import StepReport, ViewReport
+from cdc.report.shape import StepReport, ViewGenerationReport, ViewReport
 from cdc.settings.models import Settings
 from cdc.settings.views import topic_of
 from cdc.state import status
@@ -41,5 +41,11 @@ def view_report(
         state_bytes=saved.state_bytes,
         reads=tuple(saved.topics),
         stores=tuple(store for store, options in settings.stores.items() if matches(options.tables, topic_of(name))),
+        generations=tuple(map(_generation, saved.generations)),
         updated_at=saved.updated_at,
     )
+
+
+def _generation(one: status.ViewGeneration) -> ViewGenerationReport:
+    until = one.until or None
+    return ViewGenerationReport(one.number, one.state, one.position, one.done, one.expected, one.bytes, until, one.error)

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from cdc.crashpoint import KILLED
-from cdc.derive.runner import StepLimits
+from cdc.derive.around import StepLimits
 from cdc.model.batch import Op
 from cdc.model.position import Lsn
 from tests.faults import points

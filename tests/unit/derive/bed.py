@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from cdc.compaction.bounds import Settled, TopicPoints, bounds
 from cdc.compaction.merge import compact
+from cdc.derive.around import Around, StepLimits
 from cdc.derive.ports import DeclaredView
-from cdc.derive.runner import Around, StepLimits, ViewRunner
+from cdc.derive.runner import ViewRunner
 from cdc.derive.statefolder import StateFolder
 from cdc.inbox.writerside import Inbox
 from cdc.log.contract import LogReader, LogWriter
@@ -58,6 +59,9 @@ VIEW = WholeView(
     joined,
 )
 
+OTHER = replace(VIEW, name="even", compute=lambda rows: [row | {"note": "even"} for row in joined(rows) if row["id"] % 2 == 0])
+"""Another definition of the same view."""
+
 
 def batch_of(table: Table, op: Op, rows: Sequence[Row], position: int, lsn: int) -> pa.RecordBatch:
     count = len(rows)
@@ -81,6 +85,8 @@ class Bed:
     reader: LogReader
     tables: dict[str, dict[int, Row]] = field(default_factory=lambda: {"public.orders": {}, "public.customers": {}})
     lsn: int = 10
+    now: float = 1_000_000.0
+    """The time of day."""
 
     def commit(self, *changes: tuple[Table, Op, Sequence[Row]]) -> None:
         """One transaction."""
@@ -108,13 +114,14 @@ class Bed:
     @contextmanager
     def runner(self, view: DeclaredView = VIEW, state: str = "state", limits: StepLimits | None = None) -> Iterator[ViewRunner]:
         with closing(StateFolder(self.folder / state, "joined")) as folder:
-            around = Around(self.reader, self.folder / "log", self.folder / "run", lambda: serve_all(self.inbox), Ticking())
+            pump, clock = (lambda: serve_all(self.inbox)), Ticking()
+            around = Around(self.reader, self.folder / "log", self.folder / "run", pump, clock, now=lambda: self.now)
             runner = ViewRunner("joined", view, around, folder, limits)
             with closing(runner):
                 yield runner
 
     def keep_up(self, runner: ViewRunner) -> None:
-        while runner.step():
+        while runner.step() or runner.build():
             pass
         serve_all(self.inbox)
 
