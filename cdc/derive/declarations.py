@@ -115,7 +115,7 @@ class SqlView:
 
     @property
     def definition(self) -> Mapping[str, Any]:
-        said = self.view.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_OF_ROWS)
+        said = self.view.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=_NOT_OF_ROWS)
         return said | {_CODE: self._mark} if self.view.python else said
 
     def former(self, definition: Mapping[str, Any]) -> SqlView | None:

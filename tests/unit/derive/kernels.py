@@ -46,9 +46,11 @@ class WholeView:
     def identity(self) -> str:
         return self.name
 
+    def __post_init__(self) -> None:
+        DEFINED[self.name] = self
+
     @property
     def definition(self) -> Mapping[str, Any]:
-        DEFINED[self.name] = self
         return {"name": self.name}
 
     def former(self, definition: Mapping[str, Any]) -> WholeView | None:
@@ -67,7 +69,7 @@ class WholeView:
 
 
 DEFINED: Final[dict[str, WholeView]] = {}
-"""The definitions that states were made of; one that is taken out cannot be computed any more."""
+"""Every definition, by its name; one that is taken out cannot be computed any more."""
 
 
 class WholeKernel:

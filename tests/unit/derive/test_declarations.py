@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from random import Random
 
@@ -46,6 +47,59 @@ def test_views_in_a_circle_are_refused_by_their_names() -> None:
         refuse_circles({"a": ["views.b"], "b": ["views.c"], "c": ["views.b"]})
     with pytest.raises(ConfigError, match="circle: a → a"):
         refuse_circles({"a": ["views.a"]})
+
+
+NESTED = """
+[views.order]
+root = "public.orders"
+key = ["id"]
+exclude = ["note"]
+computed = { twice = "customer * 2" }
+rename = { customer = "who.id" }
+where = "customer > 0"
+batch_rows = 7
+[views.order.many.others]
+table = "public.orders"
+on = { customer = "customer" }
+order = ["note COLLATE \\"C\\" DESC", "id"]
+columns = ["id"]
+totals = { n = "count(*)" }
+[views.order.many.others.one.customer]
+table = "public.customers"
+on = { customer = "id" }
+columns = ["name"]
+as = { name = "text" }
+"""
+
+
+def test_a_definition_is_kept_whole_and_read_again(tmp_path: Path) -> None:
+    """As JSON, as a state keeps it; the view of it is the same."""
+    found = declared_views(settings(tmp_path, f'[views.joined]\nsql = "{SQL}"\nkey = ["id"]\n{NESTED}'))
+    for view in found.values():
+        again = view.former(json.loads(json.dumps(view.definition)))
+        assert again is not None
+        assert (again.declaration, again.topics, again.definition) == (view.declaration, view.topics, view.definition)
+        assert "batch_rows" not in view.definition
+        assert view.former({**view.definition, "unknown": 1}) is None
+        assert view.former({}) is None
+
+
+def test_a_former_definition_that_would_make_a_circle_now_is_not_followed(tmp_path: Path) -> None:
+    sql = "select id from {}"
+    before = declared_views(
+        settings(
+            tmp_path,
+            f'[views.a]\nsql = "{sql.format("views.b")}"\nkey = ["id"]\n[views.b]\nsql = "{sql.format("t")}"\nkey = ["id"]\n',
+        )
+    )
+    after = declared_views(
+        settings(
+            tmp_path,
+            f'[views.a]\nsql = "{sql.format("t")}"\nkey = ["id"]\n[views.b]\nsql = "{sql.format("views.a")}"\nkey = ["id"]\n',
+        )
+    )
+    assert after["a"].former(before["a"].definition) is None
+    assert after["b"].former(before["b"].definition) is not None
 
 
 @pytest.mark.parametrize(
