@@ -124,9 +124,7 @@ def lines(report: Report) -> Iterator[str]:
     yield _capture_line(report.capture)
     yield from _snapshot_lines(report.capture)
     yield _log_line(report)
-    for view in report.views:
-        yield view_line(view)
-        yield from view_generation_lines(view)
+    yield from map(view_line, report.views)
     for follower in report.followers:
         lag = follower.lag
         behind = f"{counted(lag.changes, 'change')}, {size(lag.bytes)}, {seconds(lag.seconds)} behind" if lag else "has not begun"
@@ -180,6 +178,7 @@ def _loading_lines(report: Report) -> Iterator[str]:
 
 
 def _generation_lines(report: Report) -> Iterator[str]:
+    yield from (text for view in report.views for text in view_generation_lines(view))
     for one in report.generations:
         yield f"generation {one.number} of {one.store}: {_how_it_stands(one)}"
 

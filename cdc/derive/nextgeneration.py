@@ -25,7 +25,7 @@ from cdc.derive.viewgenerations import ViewGenerations
 from cdc.derive.wholeness import lacking
 from cdc.errors import PositionGone, Stopped, StopState
 from cdc.inbox.definition import refuses
-from cdc.model.position import START
+from cdc.model.position import START, Position
 from cdc.settings.views import topic_of
 from cdc.views.contract import StateDamaged, StateFull, ViewRefused
 
@@ -66,7 +66,7 @@ class NextGeneration:
 
     def bind(self) -> ViewInForce:
         """The definition over its topics as they are now, of which there is a state from here on, which may be empty. Raises ViewWaits, Stopped."""
-        view = bound(self.name, self._declared, self._around)
+        view = bound(self.name, self._declared, self._around, self._around.log.head().position)
         if self.computation is None or self.computation.view.digest != view.digest:
             self._refuse_other_shape(view)
             state = self._generations.of(view.digest) or self._generations.made()
@@ -125,6 +125,9 @@ class NextGeneration:
         why = self._useless(one)
         if why is not None:
             self.why, self.loaded, self.at = self.why or why, 0, self._around.log.head().position
+            # It may have been bound long ago.
+            if bound(self.name, self._declared, self._around, self.at).digest != one.view.digest:
+                raise Redefined
             for rows in one.load(self.at, self._most):
                 self.loaded = rows
                 yield
@@ -174,11 +177,11 @@ class NextGeneration:
             )
 
 
-def bound(name: str, declared: DeclaredView, around: Around) -> ViewInForce:
-    """The definition as of the log's head. Raises ViewWaits while one of its topics is not whole, Stopped."""
+def bound(name: str, declared: DeclaredView, around: Around, at: Position) -> ViewInForce:
+    """The definition as of this cut. Raises ViewWaits while one of its topics is not whole, Stopped."""
     if (why := lacking(around.log, around.run_dir, declared.topics)) is not None:
         raise ViewWaits(why)
     try:
-        return in_force(declared, around.log, around.log.head().position)
+        return in_force(declared, around.log, at)
     except ViewRefused as refusal:
         raise refused(name, refusal) from None

@@ -437,7 +437,7 @@ class ViewRunner:
         of_mark = None if mark is None else self._generations.of(mark.digest)
         kept = [of_mark, self._live.state if self._live else None]
         if self._next is None:
-            kept += sorted(self._generations.left, key=lambda one: one.number)[-1:]
+            kept += self._generations.left[-1:]
         elif self._next.computation is not None:
             kept.append(self._next.computation.state)
         else:

@@ -51,8 +51,9 @@ class ViewGenerations:
 
     @property
     def left(self) -> list[ViewState]:
-        """Those that are kept though they are live no more."""
-        return [one for one in self._states.values() if one.facts and one.facts.left]
+        """Those that are kept though they are live no more, the last one last."""
+        found = [(one.facts.left.at, number, one) for number, one in self._states.items() if one.facts and one.facts.left]
+        return [one for *_, one in sorted(found, key=lambda one: one[:2])]
 
     def leave(self, digest: str, at: float, cut: Position) -> None:
         """The state of this definition, if there is one, is kept from now on; durable on return."""

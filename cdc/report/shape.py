@@ -311,8 +311,8 @@ class ViewReport:
     state_bytes: int
     reads: tuple[str, ...]
     stores: tuple[str, ...]
-    generations: tuple[ViewGenerationReport, ...]
     updated_at: float
+    generations: tuple[ViewGenerationReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

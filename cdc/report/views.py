@@ -41,8 +41,8 @@ def view_report(
         state_bytes=saved.state_bytes,
         reads=tuple(saved.topics),
         stores=tuple(store for store, options in settings.stores.items() if matches(options.tables, topic_of(name))),
-        generations=tuple(map(_generation, saved.generations)),
         updated_at=saved.updated_at,
+        generations=tuple(map(_generation, saved.generations)),
     )
 
 

@@ -60,6 +60,8 @@ class Views:
         self._pins = chance.random() < 0.6
         self._limits = StepLimits(rows=chance.choice((2, 7, 200_000)))
         self._homes = [folder.parent / f"views{number}" for number in range(HOMES)]
+        self._home = self._homes[0]
+        """Where the last one began."""
         self._lives: list[ViewLife] = []
         self._running: ViewLife | None = None
         self._told: list[status.TableProgress] | None = None
@@ -170,10 +172,12 @@ class Views:
 
     def _begun(self) -> ViewLife:
         chance = self._chance
-        if self._course.faulty and chance.random() < 0.15:
+        if self._course.faulty and chance.random() < 0.25:
             self._course.fault("a view is defined otherwise")
             self._version = 1 - self._version
-        home = chance.choice([one for one in self._homes if all(one != life.home for life in self._lives)])
+        free = [one for one in self._homes if all(one != life.home for life in self._lives)]
+        home = self._home if self._home in free and chance.random() < 0.7 else chance.choice(free)
+        self._home = home
         if self._course.faulty:
             self._hurt(home)
         life = ViewLife(home, self._models[self._version])

@@ -22,7 +22,8 @@ from cdc.inbox.writerside import Inbox
 from cdc.log.contract import LogReader, LogWriter
 from cdc.log.home import open_reader, open_writer
 from cdc.model.batch import EXACT_TYPE, META_FIELDS, Op, batch_schema
-from cdc.model.pgtypes import INT8, TEXT
+from cdc.model.evolution import Kind, SchemaChange, schema_record
+from cdc.model.pgtypes import INT8, TEXT, VARCHAR
 from cdc.model.position import Lsn, Position
 from cdc.model.table import Column, Table
 from cdc.replay.state import rows_as_of
@@ -104,6 +105,15 @@ class Bed:
                 if op is not Op.DELETE:
                     held[row["id"]] = dict(row)
         self.writer.commit(Lsn(self.lsn), self.lsn)
+
+    def alter(self, most: int) -> Table:
+        """Orders' notes are varchar(most) from now on."""
+        *others, note = ORDERS.columns
+        table = replace(ORDERS, columns=(*others, replace(note, type_oid=VARCHAR, typmod=most + 4)))
+        self.lsn += 10
+        self.writer.append(schema_record(SchemaChange(table, Kind.ALTERED), self.writer.next_position, self.lsn, self.lsn))
+        self.writer.commit(Lsn(self.lsn), self.lsn)
+        return table
 
     def whole(self, *, complete: bool = True) -> None:
         saved = status.CaptureStatus(complete_position=0 if complete else None)
