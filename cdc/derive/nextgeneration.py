@@ -96,6 +96,8 @@ class NextGeneration:
             _log.warning(f"view {self.name} is computed from the beginning: {gone}", facts={"view": self.name})
             self.begin_again(OVERTAKEN)
         except StateDamaged as damaged:
+            if self.why == UNREADABLE:
+                raise  # not by what it was before
             _log.warning(f"the state of view {self.name} cannot be read", problem=str(damaged))
             self.begin_again(UNREADABLE)
         return False

@@ -1005,9 +1005,9 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (what_the_tier_took_is_not_read_back, "cik", 7),
     (damaged_copies_are_kept, "cik", 5),
     (a_views_mark_comes_before_its_rows, "p", 1),
-    (a_views_range_is_taken_twice_after_a_crash, "p", 5),
-    (a_stale_state_of_a_view_is_believed, "p", 5),
-    (views_that_were_outdone_go_on, "p", 5),
+    (a_views_range_is_taken_twice_after_a_crash, "p", 35),
+    (a_stale_state_of_a_view_is_believed, "p", 35),
+    (views_that_were_outdone_go_on, "p", 0),
 ]
 """What breaks, the rules that may say so, and a seed that met it when this was written: it is tried before all others."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -60,8 +60,6 @@ class Views:
         self._pins = chance.random() < 0.6
         self._limits = StepLimits(rows=chance.choice((2, 7, 200_000)))
         self._homes = [folder.parent / f"views{number}" for number in range(HOMES)]
-        self._home = self._homes[0]
-        """Where the last one began."""
         self._lives: list[ViewLife] = []
         self._running: ViewLife | None = None
         self._told: list[status.TableProgress] | None = None
@@ -96,6 +94,12 @@ class Views:
         if self._lives and chance.random() < 0.01:
             self._course.fault("a process of a view dies")
             self._lives.pop(0).steps.kill()
+        if self._lives and chance.random() < 0.01:
+            life = self._lives.pop(0)
+            life.steps.kill()
+            self._define_otherwise()
+            self._lives.insert(0, self._begun_in(life.home))
+            self._lives[0].beside_another = life.beside_another
         if len(self._lives) == 1 and chance.random() < 0.015:
             self._course.fault("a process of a view sleeps, another begins")
             self._lives.insert(0, self._begun())
@@ -172,14 +176,18 @@ class Views:
 
     def _begun(self) -> ViewLife:
         chance = self._chance
-        if self._course.faulty and chance.random() < 0.25:
-            self._course.fault("a view is defined otherwise")
-            self._version = 1 - self._version
-        free = [one for one in self._homes if all(one != life.home for life in self._lives)]
-        home = self._home if self._home in free and chance.random() < 0.7 else chance.choice(free)
-        self._home = home
+        if self._course.faulty and chance.random() < 0.15:
+            self._define_otherwise()
+        home = chance.choice([one for one in self._homes if all(one != life.home for life in self._lives)])
         if self._course.faulty:
             self._hurt(home)
+        return self._begun_in(home)
+
+    def _define_otherwise(self) -> None:
+        self._course.fault("a view is defined otherwise")
+        self._version = 1 - self._version
+
+    def _begun_in(self, home: Path) -> ViewLife:
         life = ViewLife(home, self._models[self._version])
         life.steps = Strand(lambda: self._keep_up(life))
         self._course.counts["processes of views begun"] += 1
@@ -248,5 +256,6 @@ class Views:
         tables = self._source.tables.items()
         now = [status.TableProgress(f"public.{table.name}", 0, 0, finished=capture.complete(oid)) for oid, table in tables]
         if now != self._told:
-            status.write(self._run_dir, "capture", status.CaptureStatus(snapshot=now))
-            self._told = now
+            with suppress(Died):  # whoever writes it, no process of a view does
+                status.write(self._run_dir, "capture", status.CaptureStatus(snapshot=now))
+                self._told = now
