@@ -42,6 +42,7 @@ import psycopg
 
 from bench import peers
 from bench.backlog import Usage, on_spark
+from bench.daemon import end, wait_for
 from bench.plain_reader import PREFIX
 from bench.result import Result, lower
 from cdc.demo.configuration import toml
@@ -150,7 +151,7 @@ def measure(
     pollers: list[Any] = []
     usage = Usage(psutil.Process(daemon.pid))
     try:
-        _wait(lambda: _loaded(folder / "run"), START_S, "the first load")
+        wait_for(lambda: _loaded(folder / "run"), START_S, "the first load")
         spawn = multiprocessing.get_context("spawn")
         for poll, *given in (
             (poll_redis, valkey.port),
@@ -165,7 +166,7 @@ def measure(
         print("writing …", file=sys.stderr, flush=True)
         late_ms = write(postgres.dsn(), work, rate, usage, warm=warm_s * rate)
         cpu_s = usage.cpu_s()
-        _wait(lambda: all(seen[-1] for seen in work.seen.values()), DRAIN_S, "the last transactions")
+        wait_for(lambda: all(seen[-1] for seen in work.seen.values()), DRAIN_S, "the last transactions")
         work.finished.value = True
         for poller in pollers:
             poller.join(10)
@@ -175,12 +176,7 @@ def measure(
             poller.kill()
         peer.kill()
         peer.wait()
-        daemon.send_signal(signal.SIGTERM)
-        try:
-            daemon.wait(60)
-        except subprocess.TimeoutExpired:
-            daemon.kill()
-            daemon.wait()
+        end(daemon)
     rows = on_spark("rows", str(folder / "warehouse"), folder)["rows"]
     expected = FIRST_ROWS + (work.count + 1) // 2
     assert rows == expected, f"the warehouse has {rows} rows, not {expected}"
@@ -261,14 +257,6 @@ def _loaded(run_dir: Path) -> bool:
     return len(followers) == 3 and all(follower.position >= capture.position for follower in followers)
 
 
-def _wait(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} took more than {timeout_s} s")
-        time.sleep(0.1)
-
-
 # The pollers, each in its own process
 
 
@@ -281,7 +269,7 @@ def _polling(poll: Callable[..., None], work: Work, *given: Any) -> None:
 
 def await_pollers(work: Work, count: int) -> None:
     """Starting them takes the machine's cores for seconds, which would count as the stores' latency."""
-    _wait(lambda: work.polling.value == count, START_S, "the pollers")
+    wait_for(lambda: work.polling.value == count, START_S, "the pollers")
 
 
 def _outstanding(work: Work, waiting: list[int], begun: int) -> int:

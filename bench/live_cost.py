@@ -15,7 +15,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,7 @@ import psycopg
 
 from bench import latency
 from bench.backlog import Usage
+from bench.daemon import end, wait_for
 from bench.result import Figure, Result, lower
 from cdc.demo.configuration import toml
 from cdc.embedded.opensearch import OpenSearch
@@ -109,10 +109,10 @@ def drive(checkout: Path, folder: Path, rates: Sequence[int], seconds: int, rows
         with (folder / "daemon.log").open("wb") as out:
             daemon = subprocess.Popen(command, cwd=checkout, env=environment, stdout=out, stderr=out)
         try:
-            latency._wait(lambda: _loaded(folder / "run", rows), latency.START_S, "the first load")
+            wait_for(lambda: _loaded(folder / "run", rows), latency.START_S, "the first load")
             return _through(daemon.pid, folder / "run", postgres.dsn(), valkey.port, opensearch.port, rates, seconds)
         finally:
-            _end(daemon)
+            end(daemon)
 
 
 def _configuration(postgres: Postgres, valkey: Valkey, opensearch: OpenSearch) -> str:
@@ -188,7 +188,7 @@ def _timed(run: Run, usage: Usage, dsn: str, ports: tuple[int, int], done: int, 
         latency.await_pollers(work, len(pollers))
         usage.begin()
         latency.write(dsn, work, rate, latency.Unmeasured(), first=done, warm=0)
-        latency._wait(lambda: all(seen[-1] for seen in work.seen.values()), latency.DRAIN_S, "the last transactions")
+        wait_for(lambda: all(seen[-1] for seen in work.seen.values()), latency.DRAIN_S, "the last transactions")
         # On a busy machine traffic comes later than it should, and the stores follow later still: it is the work of the same transactions.
         run.cpu[rate] = usage.cpu_s() / seconds
     finally:
@@ -205,7 +205,7 @@ def _timed(run: Run, usage: Usage, dsn: str, ports: tuple[int, int], done: int, 
 
 def _wait_for(run_dir: Path) -> None:
     """Until every store holds what capture has."""
-    latency._wait(lambda: len({_position(path) for path in _parts(run_dir)}) == 1, latency.DRAIN_S, "the stores")
+    wait_for(lambda: len({_position(path) for path in _parts(run_dir)}) == 1, latency.DRAIN_S, "the stores")
     time.sleep(1.0)
 
 
@@ -229,15 +229,6 @@ def _position(path: Path) -> int:
 def _pss_mb(pid: int) -> float:
     root = psutil.Process(pid)
     return sum(process.memory_full_info().pss for process in (root, *root.children(recursive=True))) / 2**20
-
-
-def _end(daemon: subprocess.Popen[bytes]) -> None:
-    daemon.send_signal(signal.SIGTERM)
-    try:
-        daemon.wait(60)
-    except subprocess.TimeoutExpired:
-        daemon.kill()
-        daemon.wait()
 
 
 def result(runs: dict[str, list[Run]], options: argparse.Namespace) -> Result:

@@ -1,7 +1,8 @@
 """A view's first build, against Spark that computes the same join from the same Parquet files and writes it as Parquet.
 
 Both are given one after the other in each run, and compared by the CPU time that they take: Spark's by that of its JVM, warm, without its start. The view's kernel
-keeps everything that it needs to be kept up from then on, durably.
+gives its rows, and keeps everything that it needs to be kept up from then on, durably. It is given its tables as the runner of views gives them: in pieces of rows that
+are new, the tables that others look up first (``cdc.derive.runner``).
 """
 
 from __future__ import annotations
@@ -57,12 +58,16 @@ def build(folder: Path, definition: ViewDefinition, files: dict[str, Path], memo
     folder.mkdir()
     began, cut = time.process_time(), 0
     with closing(SqlKernel(definition, folder, memory)) as kernel:
-        for topic, path in files.items():
-            for batch in pq.ParquetFile(path).iter_batches(CHUNK):
+        for topic in definition.reads:
+            for batch in pq.ParquetFile(files[topic]).iter_batches(CHUNK):
                 cut += 1
                 read = pa.Table.from_batches([batch])
-                kernel.advance({topic: Delta(read, read.select(["id"]).slice(0, 0))}, Position(cut))
+                delta = Delta(read, read.select(["id"]).slice(0, 0), fresh=True)
+                kernel.advance({topic: delta}, Position(cut), partial=True)
                 kernel.commit()
+        kernel.advance({}, Position(cut + 1))
+        kernel.commit()
+        kernel.rows()
     return time.process_time() - began
 
 

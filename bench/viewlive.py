@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -36,6 +35,7 @@ import redis
 
 from bench import latency, viewpeers
 from bench.backlog import Usage
+from bench.daemon import end, wait_for
 from bench.result import Result, faster, lower
 from bench.viewshop import CHANGES, VIEW, ShopSize, ShopWork, write
 from cdc.demo.configuration import toml
@@ -157,7 +157,7 @@ class ViewTraffic:
             usage.begin()
             late_ms = write(self._dsn, work, self._per_s, counted, last)
             cpu_s = usage.cpu_s()
-            latency._wait(lambda: all(seen[last - 1] for seen in work.seen.values()), latency.DRAIN_S, "the last transactions")
+            wait_for(lambda: all(seen[last - 1] for seen in work.seen.values()), latency.DRAIN_S, "the last transactions")
         committed = np.array(work.committed)[counted:last]
         seen = {name: (np.array(times)[counted:last]) for name, times in work.seen.items()}
         assert (seen[store] > 0).all(), f"{store} never showed some transactions"
@@ -212,15 +212,10 @@ def daemon(folder: Path, postgres: Postgres, valkey: Valkey, size: ShopSize) -> 
     with (folder / "daemon.log").open("wb") as out:
         started = subprocess.Popen([sys.executable, "-m", "cdc", "--config", str(config), "run"], stdout=out, stderr=out)
     try:
-        latency._wait(lambda: _shown(started, folder, valkey, size), viewpeers.LOAD_S, "the first build of the view")
+        wait_for(lambda: _shown(started, folder, valkey, size), viewpeers.LOAD_S, "the first build of the view")
         yield Usage(psutil.Process(started.pid))
     finally:
-        started.send_signal(signal.SIGTERM)
-        try:
-            started.wait(60)
-        except subprocess.TimeoutExpired:
-            started.kill()
-            started.wait()
+        end(started)
 
 
 def _shown(started: subprocess.Popen[bytes], folder: Path, valkey: Valkey, size: ShopSize) -> bool:

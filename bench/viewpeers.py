@@ -14,8 +14,8 @@ import psutil
 import psycopg
 import redis
 
-from bench import latency
 from bench.backlog import Usage
+from bench.daemon import wait_for
 from bench.pathway_view import SLOT
 from bench.viewshop import VIEW
 from cdc.embedded.valkey import Valkey
@@ -88,7 +88,7 @@ def pathway(python: Path, folder: Path, dsn: str, valkey: Valkey, rows: int, com
     with said.open("wb") as out:
         started = subprocess.Popen([str(python), str(script), dsn, str(valkey.port), str(commit_ms)], stdout=out, stderr=out)
     try:
-        latency._wait(lambda: _alive(started, said) and cache.dbsize() >= rows, LOAD_S, "pathway's first build")
+        wait_for(lambda: _alive(started, said) and cache.dbsize() >= rows, LOAD_S, "pathway's first build")
         yield Usage(psutil.Process(started.pid))
     finally:
         started.kill()

@@ -26,3 +26,13 @@ class _Machine:
 
 
 MACHINE: Final[Clock] = _Machine()
+
+
+class SteadyTime:
+    """The wall clock, unless it was set forward since this object was made: what was written before that would look old."""
+
+    def __init__(self) -> None:
+        self._began = time.time() - time.monotonic()
+
+    def now_s(self) -> float:
+        return min(time.time(), self._began + time.monotonic())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from cdc.errors import ConfigError
-from cdc.model.selection import matches
+from cdc.model.selection import Qualified, matches
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
 from cdc.settings.tableoptions import StoreTables, TableOptions
@@ -22,7 +24,10 @@ class KeptTable(TableOptions):
     """As of the store, for these tables."""
     history: bool | str = False
     """Whether every version of the rows is kept, too, in the table `NAME_history` beside the current one; or that table's name
-    ([warehouses.md](warehouses.md#every-version-of-a-row)). The log has to keep the table's changes (`cleanup = "keep"`)."""
+    ([warehouses.md](warehouses.md#every-version-of-a-row)). The log has to keep the table's changes (`cleanup = "keep"`), unless `history_days` is set."""
+    history_days: float | None = Field(None, gt=0)
+    """For so many days a version stays in the history after it has ended ([warehouses.md](warehouses.md#a-history-of-some-days)). The log may then be compacted,
+    if its `history_hours` are a day more than that. Left out, or `inf`: for ever."""
 
     @field_validator("history")
     @classmethod
@@ -66,7 +71,7 @@ class KeptOptions(StoreOptions):
                 found = said.loaded_at or found
         return found
 
-    def history_of(self, topic: str) -> bool | str:
+    def history_of(self, topic: Qualified | str) -> bool | str:
         """The option ``history`` of the topic."""
         found: bool | str = False
         for pattern, said in self.held.options.items():
@@ -79,9 +84,37 @@ class KeptOptions(StoreOptions):
         deleted, history = self.deleted_of(schema.topic), self.history_of(schema.topic)
         return ({} if deleted is None else {"deleted": deleted}) | ({} if not history else {"history": str(history)})
 
+    def history_days_of(self, topic: Qualified | str) -> float:
+        """The option ``history_days`` of the topic; ``math.inf`` where versions stay for ever."""
+        found = math.inf
+        for pattern, said in self.held.options.items():
+            if isinstance(said, KeptTable) and matches((pattern,), topic):
+                found = said.history_days or found
+        return found
+
     @property
     def kept_whole(self) -> Mapping[str, str]:
-        return {pattern: "history" for pattern, said in self.held.options.items() if isinstance(said, KeptTable) and said.history}
+        return {
+            pattern: "history_days" if said.history_days is not None else "history"
+            for pattern, said in self.held.options.items()
+            if isinstance(said, KeptTable) and (said.history or said.history_days is not None)
+        }
+
+    def changes_needed(self, table: Qualified | str) -> float | None:
+        return self.history_days_of(table) if self.history_of(table) else None
+
+    @model_validator(mode="after")
+    def _versions_stay_where_there_are_some(self) -> Self:
+        said = {pattern: one for pattern, one in self.held.options.items() if isinstance(one, KeptTable)}
+        histories = [pattern for pattern, one in said.items() if one.history]
+        for pattern, one in said.items():
+            if one.history_days is not None and not any(
+                matches((p,), q) for other in histories for p, q in ((pattern, other), (other, pattern))
+            ):
+                raise ValueError(
+                    f"tables.{pattern}.history_days says how long versions stay, and there are none: set history = true"
+                )
+        return self
 
     def refuse_own_names(self, store: str, schema: TopicSchema) -> None:
         """Raises ConfigError where the source has a column of a name that the store's own has, or two of these have one name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -28,6 +29,7 @@ class RestCatalog:
     """``catalog``: Iceberg's object for the one that keeps the tables."""
 
     def __init__(self, jvm: Any, catalog: Any) -> None:
+        self.accepts: Callable[[str], bool] = lambda token: token == TOKEN
         self._jvm = jvm
         self._catalog = catalog
         self._handlers = jvm.org.apache.iceberg.rest.CatalogHandlers
@@ -125,7 +127,7 @@ def _handler(server: RestCatalog) -> type[BaseHTTPRequestHandler]:
         def _serve(self) -> None:
             parts = urlsplit(self.path)
             body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
-            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            if not server.accepts(self.headers.get("Authorization", "").removeprefix("Bearer ")):
                 status, text = 401, json.dumps({"error": {"message": "no", "type": "NotAuthorizedException", "code": 401}})
             else:
                 status, text = server.answer(self.command, parts.path, parse_qs(parts.query), body)

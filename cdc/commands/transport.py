@@ -21,17 +21,16 @@ def check_transport(settings: Settings) -> Iterator[Finding]:
     if is_remote(source):
         yield _source(source.get("sslmode", ""))
     for name, options in settings.stores.items():
-        if options.server_url is None:
-            continue
-        address = urlsplit(options.server_url.get_secret_value())
-        better = options.plain_schemes.get(address.scheme)
-        if better is not None and not is_local(address.hostname or ""):
-            yield Finding(
-                "warn",
-                f"store {name} TLS",
-                f"{address.scheme} to {address.hostname} is plain text",
-                f"use {better}:// in stores.{name}.url",
-            )
+        for option, url in options.server_urls.items():
+            address = urlsplit(url.get_secret_value())
+            better = options.plain_schemes.get(address.scheme)
+            if better is not None and not is_local(address.hostname or ""):
+                yield Finding(
+                    "warn",
+                    f"store {name} TLS",
+                    f"{address.scheme} to {address.hostname} is plain text",
+                    f"use {better}:// in stores.{name}.{option}",
+                )
 
 
 def _source(mode: str) -> Finding:

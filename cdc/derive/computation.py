@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 import pyarrow as pa
 
@@ -19,6 +20,9 @@ from cdc.log.contract import LogReader
 from cdc.model.position import Position
 from cdc.replay.state import refuse_superseded, rows_as_of
 from cdc.views.contract import Delta, Kernel, StateFull
+
+PAST_BYTES: Final = 256 * 2**20
+"""The memory for finding a table's rows among its changes, as much as a kernel is given: up to some millions of rows, no key goes by way of a file."""
 
 Deltas = Mapping[str, Delta]
 
@@ -130,7 +134,7 @@ class Computation:
     def _chunks(self, cut: Position, most: StepLimits) -> Iterator[dict[str, Delta]]:
         for topic, reads in self.view.reads.items():
             waiting: list[pa.RecordBatch] = []
-            whole = rows_as_of(self._log, topic, cut)
+            whole = rows_as_of(self._log, topic, cut, memory_bytes=PAST_BYTES)
             for piece in (batch.slice(at, most.rows) for batch in whole for at in range(0, len(batch), most.rows)):
                 waiting.append(piece)
                 if sum(map(len, waiting)) >= most.rows or sum(one.nbytes for one in waiting) >= most.bytes:

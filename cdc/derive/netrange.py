@@ -144,7 +144,7 @@ def loaded(reads: TopicReads, rows: Sequence[pa.RecordBatch]) -> Delta:
     for batch in rows:
         refuse_odd_keys(reads, batch)
     found = pa.Table.from_batches([_plain(batch.select([EXACT, *reads.columns])) for batch in rows])
-    return Delta(_read(reads, found), _empty(_key_schema(reads)))
+    return Delta(_read(reads, found), _empty(_key_schema(reads)), fresh=True)
 
 
 def _read(reads: TopicReads, rows: pa.Table) -> pa.Table:

@@ -21,7 +21,7 @@ import structlog
 
 from cdc.crashpoint import crashpoint
 from cdc.derive.around import Around, StepCounts, StepLimits
-from cdc.derive.computation import Computation
+from cdc.derive.computation import PAST_BYTES, Computation
 from cdc.derive.course import Decision, ViewCourse, decide
 from cdc.derive.inforce import ViewInForce, ViewWaits, in_force
 from cdc.derive.netrange import Redefined
@@ -465,7 +465,7 @@ class ViewRunner:
 
     def _held(self) -> pa.Table | None:
         """The rows of the view's topic as of the log's head."""
-        batches = list(rows_as_of(self._log, self.topic, self._log.head().position))
+        batches = list(rows_as_of(self._log, self.topic, self._log.head().position, memory_bytes=PAST_BYTES))
         if not batches:
             return None
         meta = {field.name for field in META_FIELDS}

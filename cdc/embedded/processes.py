@@ -67,6 +67,12 @@ def spawn(
     return _forker.submit(fork).result()
 
 
+def listens(port: int) -> bool:
+    """Whether somebody listens on this port of the loopback interface."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def kill_group(process: subprocess.Popen[bytes]) -> None:
     """kill -9 for the child and everything that it started and that stayed in its group; returns when the child is gone."""
     try:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import tarfile
 from pathlib import Path
 from typing import Final
 
 from cdc.embedded import jars
 from cdc.embedded.java import java
-from cdc.embedded.processes import free_port, spawn, wait_until
+from cdc.embedded.processes import free_port, listens, spawn, wait_until
 from cdc.embedded.server import EmbeddedServer
 
 _PATH: Final = "/apis/ccompat/v7"
@@ -43,8 +42,4 @@ class SchemaRegistry(EmbeddedServer):
         given = [f"-D{name}={value}" for name, value in settings.items()]
         argv: list[str | Path] = [java(), *options, *given, "-jar", program / "quarkus-run.jar"]
         self._process = spawn(argv, log=self.log, cwd=self.folder)
-        wait_until(self._answers, self._process, what="the schema registry", log=self.log)
-
-    def _answers(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+        wait_until(lambda: listens(self.port), self._process, what="the schema registry", log=self.log)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Final
 
 from cdc.embedded import jars
 from cdc.embedded.java import java
-from cdc.embedded.processes import free_port, spawn, wait_until
+from cdc.embedded.processes import free_port, listens, spawn, wait_until
 from cdc.embedded.server import EmbeddedServer
 
 IDENTITY: Final = "local-identity"
@@ -67,8 +66,4 @@ class S3(EmbeddedServer):
             str(self.folder / "s3proxy.conf"),
         ]
         self._process = spawn(argv, log=self.log)
-        wait_until(self._answers, self._process, what="s3proxy", log=self.log)
-
-    def _answers(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+        wait_until(lambda: listens(self.port), self._process, what="s3proxy", log=self.log)

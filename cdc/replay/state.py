@@ -11,20 +11,20 @@ from cdc.log.contract import LogReader, Topic, retired_before
 from cdc.model.batch import last_position, topic_schema
 from cdc.model.position import START, Position
 from cdc.model.topic import TopicSchema
-from sinks.past import live_rows
+from sinks.past import MEMORY_BYTES, live_rows
 from sinks.reshape import conformed
 
 
-def rows_as_of(log: LogReader, topic: str, upto: Position) -> Iterator[pa.RecordBatch]:
+def rows_as_of(log: LogReader, topic: str, upto: Position, *, memory_bytes: int = MEMORY_BYTES) -> Iterator[pa.RecordBatch]:
     """The topic's rows as of ``upto``, each as its last change at or before that (``cdc.model.batch``), in the order of these.
 
-    In bounded memory, whatever the table's size (``sinks.past``). Raises PositionGone when the log no longer has the topic's beginning, or no longer all
+    In bounded memory, whatever the table's size (``sinks.past``, of ``memory_bytes``). Raises PositionGone when the log no longer has the topic's beginning, or no longer all
     that it had at ``upto``.
     """
     refuse_compacted(log, topic, upto)
     shape = definition_at(log, topic, upto)
     if shape is not None:
-        for batch in live_rows(log, topic, upto):
+        for batch in live_rows(log, topic, upto, memory_bytes=memory_bytes):
             yield conformed(batch, shape)
         refuse_compacted(log, topic, upto)  # it may have been meanwhile, and then rows were missing
 

@@ -176,22 +176,9 @@ class Log(Strict):
                 )
         return self
 
-    def cleanup_of(self, table: Qualified) -> Cleanup:
-        """How this table's changes are kept."""
+    def cleanup_of(self, table: Qualified | str) -> Cleanup:
+        """How this table's changes are kept, or those of all tables that a pattern matches, as far as nothing else is said of some of them."""
         return self._last(table, lambda options: options.cleanup) or self.cleanup
-
-    def lets_go(self, pattern: str) -> Cleanup | None:
-        """The ``cleanup`` of one of the tables that the pattern matches, where that is not ``keep``."""
-        cleanup = self.cleanup
-        for other, options in self.tables.items():
-            said = options.cleanup
-            if said is None:
-                continue
-            if other in (pattern, "*", "*.*") or matches((other,), pattern):
-                cleanup = said
-            elif said != "keep" and matches((pattern,), other):
-                return said
-        return None if cleanup == "keep" else cleanup
 
     def limits_of(self, table: Qualified) -> RetentionLimits:
         """How much of this table's changes is kept, where ``cleanup_of`` says ``delete``."""
@@ -206,7 +193,7 @@ class Log(Strict):
         """Whether it is kept now and then how this table was."""
         return self.cleanup_of(table) == "keep" and self._last(table, lambda options: options.states) is not False
 
-    def _last(self, table: Qualified, option: Callable[[LogTable], _Option | None]) -> _Option | None:
+    def _last(self, table: Qualified | str, option: Callable[[LogTable], _Option | None]) -> _Option | None:
         """What the last pattern says that matches and says anything."""
         found = None
         for pattern, options in self.tables.items():
@@ -359,8 +346,12 @@ class StoreOptions(Strict):
 
     @property
     def kept_whole(self) -> Mapping[str, str]:
-        """Patterns of tables of which the store needs every change that there was, and so the log has to keep them → the option that says so."""
+        """Patterns of tables of which the store needs changes that others have superseded → the option that says so. ``changes_needed`` says how many."""
         return {}
+
+    def changes_needed(self, table: Qualified | str) -> float | None:  # noqa: ARG002
+        """For how many days the store needs every change of this table that there was, ``math.inf``: for ever. None: it needs no more than each row's last."""
+        return None
 
     @property
     def generational(self) -> bool:
@@ -378,9 +369,9 @@ class StoreOptions(Strict):
         return False
 
     @property
-    def server_url(self) -> SecretStr | None:
-        """Where the store's server answers; None for a store without one."""
-        return None
+    def server_urls(self) -> Mapping[str, SecretStr]:
+        """Option → the address where one of the store's servers answers."""
+        return {}
 
     @property
     def disk_path(self) -> Path | None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from cdc.errors import ConfigError
+from cdc.model.selection import matches, named
 from cdc.settings.implications import of_outbox, of_views
-from cdc.settings.models import ColumnPolicy, Http, Settings
+from cdc.settings.models import ColumnPolicy, Http, Log, Settings
 
 MIN_TOKEN_CHARS: Final = 16
 MIN_SECRET_BYTES: Final = 32
+MARGIN_DAYS: Final = 1
+"""A store that is built again from a compacted log reads it for hours, while compaction goes on behind it."""
 _MAKE_ONE: Final = "make one with: openssl rand -hex 32"
 
 
@@ -41,14 +45,38 @@ def refusals(settings: Settings) -> Iterator[RefusedSetting]:
 
 
 def of_histories(settings: Settings) -> Iterator[RefusedSetting]:
-    """A store that needs every change of a table of which the log lets some go."""
+    """A store that needs changes of a table which the log lets go."""
     for name, options in settings.stores.items():
         for pattern, option in options.kept_whole.items():
-            cleanup = settings.log.lets_go(pattern)
-            if cleanup is not None:
-                what = f'needs every change of {pattern}, and the log lets some of them go (cleanup = "{cleanup}")'
-                hint = f'set cleanup = "keep" in [log.tables."{pattern}"]'
-                yield RefusedSetting(("stores", name, "tables", pattern, option), what, hint)
+            within = [
+                other for other in (*options.kept_whole, *settings.log.tables) if other != pattern and matches((pattern,), other)
+            ]
+            held = [one for one in (pattern, *within) if not named((one,)) or matches(options.tables, one)]
+            found = next((why for one in held if (why := _lacking(settings.log, one, options.changes_needed(one)))), None)
+            if found is not None:
+                yield RefusedSetting(("stores", name, "tables", pattern, option), *found)
+
+
+def _lacking(log: Log, table: str, days: float | None) -> tuple[str, str] | None:
+    """Says why the log does not keep what a store needs of the table, and what helps; None where it does. ``days``: see ``StoreOptions.changes_needed``."""
+    cleanup = log.cleanup_of(table)
+    if days is None or cleanup == "keep":
+        return None
+    keep = f'set cleanup = "keep" in [log.tables."{table}"]'
+    if math.isinf(days):
+        what = f'needs every change of {table}, and the log lets some of them go (cleanup = "{cleanup}")'
+        return what, f'{keep}; or say with history_days for how many days versions stay: then "compact" will do'
+    hours = 24 * (days + MARGIN_DAYS)
+    if cleanup == "delete":
+        what = f'needs the last change of every row of {table}, and the log lets it go with its age (cleanup = "delete")'
+        return (
+            what,
+            f'set cleanup = "compact" in [log.tables."{table}"] and history_hours = {hours:g} in [log], or {keep.removeprefix("set ")}',
+        )
+    if log.history_hours >= hours:
+        return None
+    what = f"needs every change of {table} for {days:g} days, and one more to be built again in, and the log keeps {log.history_hours:g} hours"
+    return what, f"set history_hours = {hours:g} in [log], or {keep.removeprefix('set ')}"
 
 
 def of_privacy(policies: Mapping[str, Mapping[str, ColumnPolicy]], secret: str | None) -> Iterator[RefusedSetting]:

@@ -16,9 +16,9 @@ from cdc.expressions.objects import jsonb_texts, order_of_name
 from cdc.expressions.objects import quoted as in_json
 from cdc.expressions.pgtype import PgType
 from cdc.model.pgtypes import canonical_text
+from cdc.views.enginesql import quoted
 from cdc.views.held import ViewStopped
 from cdc.views.plan import Aggregate, Order, PlanColumn, has_scale
-from cdc.views.state import quoted
 
 Finish = Callable[[Mapping[str, pa.Array]], pa.Array]
 

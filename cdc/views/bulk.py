@@ -29,7 +29,7 @@ PIECE: Final = 200_000
 """Rows that are taken at once."""
 _MERGED: Final = 500_000
 """Entries of an index that are merged at once."""
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 """Of the files, the rows' hashes among them."""
 _ENTRY: Final = 16
 """Bytes of an entry of a run: its hash and its place."""

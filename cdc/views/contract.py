@@ -35,6 +35,8 @@ class Delta:
     """The keys, in the key's columns only, that were deleted in the range and do not exist as of b. One that did not exist as of a either may be among them."""
     emptied: bool = False
     """The topic was emptied in the range: no row of a key that is not in ``rows`` exists as of b."""
+    fresh: bool = False
+    """No row of a key in ``rows`` exists as of a: nothing has to be looked up for them."""
 
 
 class Kernel(Protocol):

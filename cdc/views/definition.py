@@ -13,7 +13,7 @@ from cdc.views.callplanner import planned_call
 from cdc.views.contract import ViewRefused
 from cdc.views.groupcall import DeclaredFunction, GroupCall
 from cdc.views.parser import parsed_query
-from cdc.views.plan import Knowledge, LeafNode, Node, PlanColumn, leaves
+from cdc.views.plan import Knowledge, LeafNode, Node, PlanColumn, leaves, looked_up_first
 from cdc.views.planner import Planner
 
 
@@ -40,11 +40,11 @@ class ViewDefinition:
 
     @cached_property
     def reads(self) -> Mapping[str, tuple[str, ...]]:
-        """Topic → the fields that are read, those of the key among them."""
+        """Topic → the fields that are read, those of the key among them; in the order in which topics are read from the beginning."""
         found: dict[str, dict[str, None]] = {}
         for leaf in leaves(self.node):
             found.setdefault(leaf.topic, {}).update(dict.fromkeys(leaf.columns))
-        return {topic: tuple(names) for topic, names in found.items()}
+        return {leaf.topic: tuple(found[leaf.topic]) for leaf in looked_up_first(self.node)}
 
     @cached_property
     def identity(self) -> str:

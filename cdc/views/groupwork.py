@@ -5,10 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 
 from cdc.views.aggregates import Finish, of_sums, sliced, where
+from cdc.views.enginesql import engine_type, quoted
 from cdc.views.held import schema_of
 from cdc.views.plan import GroupNode
 from cdc.views.rows import netted
-from cdc.views.state import Replacement, conformed, engine_type, quoted
+from cdc.views.state import Replacement, conformed
 from cdc.views.work import Deltas, Maker, asked, nothing, sliced_again
 
 

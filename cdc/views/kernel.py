@@ -13,7 +13,8 @@ from cdc.views.contract import Delta
 from cdc.views.definition import ViewDefinition
 from cdc.views.held import released, schema_of
 from cdc.views.operators import Workshop
-from cdc.views.rows import distinct, in_order, netted, without
+from cdc.views.roworder import in_order
+from cdc.views.rows import distinct, netted, without
 from cdc.views.state import KernelState, Replacement, conformed
 from cdc.views.work import SLICE, Operator, nothing
 
@@ -48,7 +49,7 @@ class SqlKernel:
             raise ValueError(f"view {self.definition.name} does not read {', '.join(sorted(unread))}")
         self._state.begin()
         try:
-            delta = self._gathered(self._called, deltas) if partial and self._called else self._advanced(deltas)
+            delta = self._gathered(self._called, deltas) if partial and self._called else self._advanced(deltas, partial)
         except BaseException:
             self.rollback()
             raise
@@ -57,17 +58,23 @@ class SqlKernel:
 
     def _gathered(self, called: CalledGroups, deltas: Mapping[str, Delta]) -> Delta:
         called.gather(deltas)
+        return self._unsaid
+
+    @property
+    def _unsaid(self) -> Delta:
         return Delta(self._shown(self._schema.empty_table()), self._gone(nothing(self._schema)))
 
-    def _advanced(self, deltas: Mapping[str, Delta]) -> Delta:
+    def _advanced(self, deltas: Mapping[str, Delta], partial: bool) -> Delta:
         change = self._operator.advance(deltas)
         after = conformed(change.after, self._schema)
         net = netted(self._state, Replacement(change.before if self._called else self._stored(change), after))
         self._rows.replace(net.before, net.after)
-        return Delta(self._shown(in_order(net.after, self._key)), self._gone(net))
+        return self._unsaid if partial else Delta(self._shown(in_order(net.after, self._key)), self._gone(net))
 
     def _stored(self, change: Replacement) -> pa.Table:
-        """The view's rows with the keys of all that was replaced."""
+        """The view's rows with the keys of all that was replaced; where no row was, there is none of the new ones' keys."""
+        if not change.before.num_rows:
+            return self._schema.empty_table()
         keys = pa.concat_tables([conformed(one, self._schema).select(self._key) for one in (change.before, change.after)])
         return self._rows.of("", distinct(keys, self._key))
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.expressions import MEANINGS, Expression
 from cdc.views.aggregates import ordered
+from cdc.views.enginesql import quoted
 from cdc.views.groupwork import SignedGroups, SlicedGroups
+from cdc.views.hashes import Places
 from cdc.views.held import ViewStopped, held, schema_of
 from cdc.views.plan import (
     ComputedNode,
@@ -30,8 +33,8 @@ from cdc.views.plan import (
     PlanColumn,
     UnionNode,
 )
-from cdc.views.rows import joined, netted
-from cdc.views.state import KeptRelation, KernelState, Replacement, conformed, quoted
+from cdc.views.rows import beside, joined, netted, present, taken
+from cdc.views.state import KeptRelation, KernelState, Replacement, conformed
 from cdc.views.work import SLICE, Deltas, KeptOperator, Maker, Operator, nothing, sliced_again, touched, untouched
 
 
@@ -109,7 +112,7 @@ class LeafRows:
             return nothing(self.schema)
         rows = held(delta.rows, self._node.columns, self._node.topic)
         gone = held(delta.gone, self._keys, self._node.topic)
-        before = self.relation.before(rows, gone, delta.emptied)
+        before = self.schema.empty_table() if delta.fresh else self.relation.before(rows, gone, delta.emptied)
         after = rows
         for condition in self._conditions:
             after = _passing(after, condition)
@@ -221,6 +224,10 @@ class Joined:
         if left.empty and right.empty:
             return nothing(self.schema)
         kind = self._node.kind
+        if right.empty and kind in ("inner", "left"):
+            return self._beside(left, 0)
+        if left.empty and kind in ("inner", "right"):
+            return self._beside(right, 1)
         by_left, by_right = self._slices(left, 0), self._slices(right, 1)
         both = [pa.concat_tables([by_left[side], by_right[side]]) for side in (0, 1)]
         other_left = untouched(self._state, self._left, left, both[0] if kind in ("right", "full") else by_right[0])
@@ -232,6 +239,29 @@ class Joined:
             for a, b in ((left.before, right.before), (left.after, right.after))
         ]
         return Replacement(*versions)
+
+    def _beside(self, change: Replacement, side: int) -> Replacement:
+        """One side's change, each row beside its partners on the other side, which the range left alone."""
+        mine, other = (self._left, self._right) if side == 0 else (self._right, self._left)
+        which, partners = self._partners(pa.concat_tables([change.before, change.after]), side, other)
+        mine.write(change)
+        middle = change.before.num_rows
+        split = int(np.searchsorted(which, middle))
+        outer = self._node.kind != "inner"
+        before = beside(change.before, which[:split], partners.slice(0, split), outer)
+        after = beside(change.after, which[split:] - middle, partners.slice(split), outer)
+        return Replacement(before.select(self.schema.names), after.select(self.schema.names))
+
+    def _partners(self, rows: pa.Table, side: int, other: KeptOperator) -> tuple[Places, pa.Table]:
+        """Pairs of a row, by its place, and one of the other side with the values that are joined by; in the order of the places."""
+        wanted = pa.schema([other.schema.field(pair[1 - side]) for pair in self._node.on])
+        columns = [
+            _tried(rows.column(pair[side]).combine_chunks(), one.type) for pair, one in zip(self._node.on, wanted, strict=True)
+        ]
+        values = pa.Table.from_arrays(columns, schema=wanted)
+        there = present(values)
+        which, partners = other.relation.partners(SLICE, taken(values, there))
+        return there[which], partners
 
     def _slices(self, change: Replacement, side: int) -> tuple[pa.Table, pa.Table]:
         """The values that are joined by, in the types of the left and of the right side. A value that the other side's type cannot hold has no partner."""

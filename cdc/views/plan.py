@@ -211,6 +211,20 @@ def leaves(node: Node) -> list[LeafNode]:
     return [node] if isinstance(node, LeafNode) else [leaf for one in inputs(node) for leaf in leaves(one)]
 
 
+def looked_up_first(node: Node) -> list[LeafNode]:
+    """The leaves in the order in which they are best read from the beginning: of a join the side that the other one's rows find by its key, or that may be missing,
+    comes first. So a row comes out once, whole, and is not replaced when its partner comes."""
+    match node:
+        case LeafNode():
+            return [node]
+        case JoinNode(kind=kind, left=left, right=right, on=on):
+            left_is_found = any(key <= {a for a, _ in on} for key in left.keys)
+            right_is_found = any(key <= {b for _, b in on} for key in right.keys)
+            left_first = kind == "right" or (kind != "left" and left_is_found and not right_is_found)
+            return [leaf for one in ((left, right) if left_first else (right, left)) for leaf in looked_up_first(one)]
+    return [leaf for one in inputs(node) for leaf in looked_up_first(one)]
+
+
 def smallest(keys: Iterable[Key]) -> tuple[Key, ...]:
     """Without those that contain another one, in an order of their own."""
     found: list[Key] = []

@@ -16,9 +16,9 @@ from cdc.expressions.syntax import Cast, Syntax
 from cdc.settings.relations import Many, One, Relation, Through, ordered_by
 from cdc.settings.views import View
 from cdc.views.contract import ViewRefused
+from cdc.views.enginesql import quoted
 from cdc.views.parser import parsed_part
 from cdc.views.parts import walk
-from cdc.views.state import quoted
 from cdc.views.syntax import AggregateCall, RowNumberCall
 
 Lines = list[tuple[str, str]]

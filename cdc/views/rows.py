@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.views.cells import Row, rows_of
+from cdc.views.enginesql import quoted
 from cdc.views.hashes import HashRun, Places, agreeing, columns_of, hashed
-from cdc.views.state import KernelState, Replacement, conformed, quoted
+from cdc.views.state import KernelState, Replacement, conformed
 from cdc.views.syntax import JoinKind
 
 FEW: Final = 5_000
@@ -28,11 +29,6 @@ def distinct(rows: pa.Table, names: Sequence[str]) -> pa.Table:
         first = {row: place for place, row in reversed(list(enumerate(_tuples(found, names))))}
         return found if len(first) == len(found) else found.take(pa.array(sorted(first.values())))
     return conformed(found.group_by(list(names)).aggregate([]), found.schema)
-
-
-def in_order(rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """By these columns, NULL last."""
-    return rows if rows.num_rows < 2 else rows.sort_by([(name, "ascending") for name in names])
 
 
 def without(state: KernelState, rows: pa.Table, others: pa.Table, names: Sequence[str]) -> pa.Table:
@@ -80,10 +76,24 @@ def joined(kind: JoinKind, left: pa.Table, right: pa.Table, on: Sequence[tuple[s
     if kind in ("right", "full"):
         alone = _lacking(right.num_rows, theirs)
         lefts, rights = [*lefts, np.full(len(alone), _NOBODY)], [*rights, alone]
-    takes = [np.concatenate(one) for one in (lefts, rights)]
-    indices = [pa.array(one, mask=one == _NOBODY) for one in takes]
-    columns = [*left.take(indices[0]).columns, *right.take(indices[1]).columns]
+    columns = [*taken(left, np.concatenate(lefts)).columns, *taken(right, np.concatenate(rights)).columns]
     return pa.Table.from_arrays(columns, schema=pa.schema([*left.schema, *right.schema]))
+
+
+def beside(rows: pa.Table, which: Places, partners: pa.Table, outer: bool) -> pa.Table:
+    """The rows at the places ``which``, each with its partner; if ``outer``, also those without one, beside NULL."""
+    if outer and len(alone := _lacking(rows.num_rows, which)):
+        nobody = pa.Table.from_arrays([pa.nulls(len(alone), one.type) for one in partners.schema], schema=partners.schema)
+        which, partners = np.concatenate([which, alone]), pa.concat_tables([partners, nobody])
+    schema = pa.schema([*rows.schema, *partners.schema])
+    return pa.Table.from_arrays([*taken(rows, which).columns, *partners.columns], schema=schema)
+
+
+def taken(rows: pa.Table, places: Places) -> pa.Table:
+    """The rows at these places; NULL for ``_NOBODY``."""
+    if len(places) == rows.num_rows and np.array_equal(places, np.arange(len(places))):
+        return rows
+    return rows.take(pa.array(places, mask=places == _NOBODY))
 
 
 def _lacking(rows: int, paired: Places) -> Places:
@@ -107,17 +117,14 @@ def _few_pairs(left: pa.Table, right: pa.Table) -> tuple[Places, Places]:
 
 def _many_pairs(left: pa.Table, right: pa.Table) -> tuple[Places, Places]:
     """The same, by hashes."""
-    lefts, rights = _present(left), _present(right)
-    mine, theirs = (
-        columns_of(left.take(pa.array(lefts)), left.column_names),
-        columns_of(right.take(pa.array(rights)), right.column_names),
-    )
+    lefts, rights = present(left), present(right)
+    mine, theirs = columns_of(taken(left, lefts), left.column_names), columns_of(taken(right, rights), right.column_names)
     run = HashRun.of(hashed(theirs, len(rights)))
     which, places = agreeing([run], mine, len(lefts), lambda some: [one.take(pa.array(some)) for one in theirs])
     return lefts[which], rights[places]
 
 
-def _present(rows: pa.Table) -> Places:
+def present(rows: pa.Table) -> Places:
     """The places of rows without a NULL."""
     there = np.ones(rows.num_rows, np.bool_)
     for column in rows.columns:

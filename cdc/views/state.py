@@ -29,7 +29,9 @@ from cdc.model.position import Position
 from cdc.views.bulk import BulkFacts, BulkRows
 from cdc.views.cells import Row, refuse_unknown, rows_of, table_of
 from cdc.views.contract import StateDamaged, StateFull
-from cdc.views.hashes import HashRun, agreeing, columns_of, hashed
+from cdc.views.enginesql import quoted
+from cdc.views.hashes import NOWHERE, HashRun, Places, agreeing, columns_of, hashed, in_turn, once
+from cdc.views.roworder import in_order
 
 FILE: Final = "state.sqlite"
 BULK: Final = "bulk"
@@ -335,7 +337,7 @@ class KeptRelation:
         """
         before = self.before(rows, gone, emptied)
         self.replace(before, rows)
-        return Replacement(before, self._in_order(conformed(rows, self.schema)))
+        return Replacement(before, in_order(conformed(rows, self.schema), self.key))
 
     def before(self, rows: pa.Table, gone: pa.Table | None = None, emptied: bool = False) -> pa.Table:
         """The rows that ``apply`` would replace."""
@@ -414,8 +416,40 @@ class KeptRelation:
             return self.schema.empty_table()
         found = [self._of_few(names, values)]
         if self._bulk is not None and self._bulk.rows:
-            found.append(self._bulk.taken(np.unique(self._bulk.found(names, values)[1])))
-        return self._in_order(pa.concat_tables(found))
+            found.append(self._bulk.taken(once(self._bulk.found(names, values)[1])))
+        return in_order(pa.concat_tables(found), self.key)
+
+    def partners(self, slice: str, values: pa.Table) -> tuple[Places, pa.Table]:
+        """Pairs of one of ``values``, by its place, and a row of its slice; in the order of the places. The values are distinct or not."""
+        names = self._slices[slice]
+        values = conformed(values, pa.schema([self.schema.field(one) for one in names]))
+        which, rows = self._few_partners(names, values)
+        if self._bulk is None or not (self._bulk.rows and values.num_rows):
+            return which, rows
+        others, places = self._bulk.found(names, values)
+        if not len(which):
+            order = in_turn(others)
+            return others[order], self._bulk.taken(places[order])
+        which, rows = np.concatenate([which, others]), pa.concat_tables([rows, self._bulk.taken(places)])
+        order = in_turn(which)
+        return which[order], rows.take(pa.array(order))
+
+    def _few_partners(self, names: Sequence[str], values: pa.Table) -> tuple[Places, pa.Table]:
+        """Those that the store has."""
+        few = self._of_few(names, values) if values.num_rows else self.schema.empty_table()
+        if not few.num_rows:
+            return NOWHERE, few
+        which, places = self._agreeing(few, names, values)
+        order = in_turn(which)
+        return which[order], few.take(pa.array(places[order]))
+
+    def _agreeing(self, few: pa.Table, names: Sequence[str], values: pa.Table) -> tuple[Places, Places]:
+        """The places of values and rows that agree in these columns."""
+        columns = columns_of(few, names)
+        run = HashRun.of(hashed(columns, few.num_rows))
+        return agreeing(
+            [run], columns_of(values, names), values.num_rows, lambda some: [one.take(pa.array(some)) for one in columns]
+        )
 
     def _of_few(self, names: Sequence[str], values: pa.Table) -> pa.Table:
         """Those that the store has."""
@@ -424,12 +458,7 @@ class KeptRelation:
         few = self._all_few()
         if not few.num_rows:
             return few
-        columns = columns_of(few, names)
-        run = HashRun.of(hashed(columns, few.num_rows))
-        _, places = agreeing(
-            [run], columns_of(values, names), values.num_rows, lambda some: [one.take(pa.array(some)) for one in columns]
-        )
-        return few.take(pa.array(np.unique(places)))
+        return few.take(pa.array(once(self._agreeing(few, names, values)[1])))
 
     def _looked_up(self, names: Sequence[str], keys: Collection[Row]) -> pa.Table:
         """Through the index: some keys at once where that can be said, as NULL is equal to NULL here."""
@@ -449,15 +478,7 @@ class KeptRelation:
     def rows(self) -> pa.Table:
         """Everything."""
         bulk = () if self._bulk is None else self._bulk.pieces()
-        return self._in_order(pa.concat_tables([self._all_few(), *bulk]))
-
-    def _in_order(self, rows: pa.Table) -> pa.Table:
-        return rows.sort_by([(name, "ascending") for name in self.key]) if rows.num_rows > 1 and self.key else rows
-
-
-def quoted(name: str) -> str:
-    """A name in the engine's SQL."""
-    return '"' + name.replace('"', '""') + '"'
+        return in_order(pa.concat_tables([self._all_few(), *bulk]), self.key)
 
 
 def _is(names: Sequence[str]) -> str:
@@ -473,28 +494,3 @@ def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
         for one in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-_ENGINE: Final = {
-    pa.bool_(): "BOOLEAN",
-    pa.int8(): "TINYINT",
-    pa.int16(): "SMALLINT",
-    pa.int32(): "INTEGER",
-    pa.int64(): "BIGINT",
-    pa.uint64(): "UBIGINT",
-    pa.float32(): "FLOAT",
-    pa.float64(): "DOUBLE",
-    pa.date32(): "DATE",
-    pa.time64("us"): "TIME",
-    pa.timestamp("us"): "TIMESTAMP",
-    pa.timestamp("us", tz="UTC"): "TIMESTAMPTZ",
-    pa.binary(): "BLOB",
-    pa.utf8(): "VARCHAR",
-}
-
-
-def engine_type(kind: pa.DataType) -> str:
-    """The engine's type that holds this Arrow type's values. Raises KeyError."""
-    if pa.types.is_decimal(kind):
-        return f"DECIMAL({kind.precision}, {kind.scale})"
-    return _ENGINE[kind]

@@ -195,5 +195,5 @@ class Options(StoreOptions):
         return cast(Mapping[str, CacheTable], self.held.options)
 
     @property
-    def server_url(self) -> SecretStr:
-        return self.url
+    def server_urls(self) -> Mapping[str, SecretStr]:
+        return {"url": self.url}

@@ -201,8 +201,8 @@ class Options(Address, StoreOptions):
         return True
 
     @property
-    def server_url(self) -> SecretStr:
-        return self.url
+    def server_urls(self) -> Mapping[str, SecretStr]:
+        return {"url": self.url}
 
     @property
     def _of_tables(self) -> Mapping[str, SearchTable]:

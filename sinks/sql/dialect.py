@@ -173,6 +173,10 @@ class Dialect(Protocol):
         """Makes an index of the rows for which ``where`` is true by the schema's key, where that helps."""
         ...
 
+    def index_once(self, session: SqlSession, place: TargetPlace, column: str) -> None:
+        """Makes an index of the rows that have a value in the column, by it, where there is none and that helps."""
+        ...
+
     def stage(self, session: SqlSession, schema: TopicSchema, columns: Mapping[str, str], beside: Mapping[str, str]) -> StagedRows:
         """``columns``: name → type of each that the schema has; ``beside``: of the room's own."""
         ...

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from cdc.errors import StoreError
 from cdc.log.contract import LogReader, selected
 from cdc.model.lineage import Lineage, believed, of_another_log
 from cdc.model.position import ZERO_CUT, Cut, Position
 from sinks.followedlog import Followed, refuse_missed
+from sinks.sql.historyupkeep import SqlHistoryUpkeep
 from sinks.sql.ledger import SqlLedger
+from sinks.sql.options import Options
 
 
 class SqlExtent:
     """Compared with one log."""
 
-    def __init__(self, store: str, patterns: Sequence[str], log: LogReader, *, writing: bool) -> None:
+    def __init__(self, store: str, options: Options, log: LogReader, *, writing: bool) -> None:
         self._store = store
-        self._patterns = patterns
+        self._patterns = options.tables
         self.log = log
+        self.histories = SqlHistoryUpkeep(store, options, log)
         self._followed = Followed(store)
         if (lineage := log.lineage()) is not None:
             self._followed.begin(log, lineage, writing=writing)

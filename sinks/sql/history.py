@@ -23,6 +23,7 @@ from sinks.rowversions import FROM, FROM_POSITION, TO, TO_POSITION, gone, versio
 from sinks.sql.dialect import SqlSession
 from sinks.sql.names import GONE, LONGEST, TargetPlace, quoted
 from sinks.sql.table import TargetTable, digested
+from sinks.versionage import time_text
 
 _FIRST: Final = "_cdc_first"
 _SAME: Final = "_cdc_same"
@@ -37,8 +38,10 @@ _WIDER: Final = {("smallint", "integer"), ("smallint", "bigint"), ("integer", "b
 class HistoryWriter:
     """Over one history, within one transaction. ``schema``: the definition that its open versions stand under."""
 
-    def __init__(self, session: SqlSession, table: TargetTable, schema: TopicSchema) -> None:
+    def __init__(self, session: SqlSession, table: TargetTable, schema: TopicSchema, horizon_us: int | None = None) -> None:
+        """``horizon_us``: versions that ended at or before it are not needed (``sinks.versionage``); None: all are."""
         self.schema = schema
+        self._needed = "true" if horizon_us is None else f"({TO} is null or {TO} > {_time(horizon_us)})"
         self._session = session
         self._table = table
 
@@ -88,7 +91,7 @@ class HistoryWriter:
             )
         columns = ", ".join((*names, *COLUMNS))
         self._session.run(
-            f"insert into {history} ({columns}) select {columns} from {staged} r where not r.{GONE} and not r.{_SAME}"
+            f"insert into {history} ({columns}) select {columns} from {staged} r where not r.{GONE} and not r.{_SAME} and {self._needed}"
         )
 
     def _match(self, schema: TopicSchema) -> str:
@@ -101,12 +104,18 @@ class HistoryWriter:
         """change: the barrier's record, one row."""
         if barrier.rows is RowsBefore.GONE:
             when = canonical_text(change.column(TS))[0].as_py()
-            ends = "null" if when is None else f"cast('{when}' as {_WHEN})"
+            ends = "null" if when is None else _literal(when)
             self._session.run(
                 f"update {self._table.place.sql} set {TO_POSITION} = {int(barrier.position)}, {TO} = {ends} where {TO_POSITION} is null"
             )
         if barrier.defines:
             self.evolve(barrier.schema, int(barrier.position))
+
+    def forget(self, horizon_us: int, most_rows: int) -> bool:
+        """Takes away versions that ended at or before the horizon, so many at most. Whether that was all of them."""
+        history, row = self._table.place.sql, self._session.dialect.row_id
+        some = f"select {row} from {history} where {TO} <= {_time(horizon_us)} limit {most_rows}"
+        return self._session.run(f"delete from {history} where {row} in ({some})") < most_rows
 
     def evolve(self, new: TopicSchema, position: int) -> None:
         """Old versions keep what they hold: a column that is dropped stays, one of another type becomes text, and whatever has the name of a new column
@@ -139,6 +148,14 @@ class HistoryWriter:
                 table.become_text(field.name)
         table.admit(new)
         self.schema = new
+
+
+def _time(time_us: int) -> str:
+    return _literal(time_text(time_us))
+
+
+def _literal(when: str) -> str:
+    return f"cast('{when}' as {_WHEN})"
 
 
 def _until(name: str, position: int, taken: Collection[str]) -> str:

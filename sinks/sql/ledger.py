@@ -15,9 +15,11 @@ from cdc.model.lineage import Mark
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import EpochPassed, Shape
+from sinks.rowversions import history_topic
 from sinks.sql.dialect import SqlSession
 from sinks.sql.names import LEDGER_SCHEMA, TargetPlace
 from sinks.sql.table import make_schema
+from sinks.versionage import time_text
 
 _MAKE: Final = (
     f"""create table if not exists {LEDGER_SCHEMA}.marks (
@@ -28,6 +30,9 @@ _MAKE: Final = (
         log text not null, history text not null, position bigint not null, commit_lsn bigint not null, commit_ts_us bigint not null,
         primary key (store, topic))""",
     f"create table if not exists {LEDGER_SCHEMA}.letters (store text, id text, letter text not null, stands text, primary key (store, id))",
+    f"""create table if not exists {LEDGER_SCHEMA}.histories (
+        store text, topic text, table_schema text not null, table_name text not null, complete_from timestamp with time zone not null,
+        primary key (store, topic))""",
 )
 _MARK: Final = "log, history, position, commit_lsn, commit_ts_us"
 _GIVEN: Final = ":log, :history, :position, :commit_lsn, :commit_ts_us"
@@ -72,7 +77,7 @@ class SqlLedger:
 
 def make(session: SqlSession) -> None:
     """Makes the tables where there are none."""
-    if not exists(session, "letters"):  # the one that came last
+    if not exists(session, "histories"):  # the one that came last
         make_schema(session, LEDGER_SCHEMA)
         for statement in _MAKE:
             session.run(statement)
@@ -170,12 +175,33 @@ def owner(session: SqlSession, place: TargetPlace) -> tuple[str, str] | None:
     return (found[0][0], found[0][1]) if found else None
 
 
+def complete_from(session: SqlSession, store: str, topic: str, place: TargetPlace, since_us: int) -> None:
+    """Says from when on the topic's history, which stands there, has every version that there was; unless it says a later time."""
+    session.write(
+        f"""insert into {LEDGER_SCHEMA}.histories (store, topic, table_schema, table_name, complete_from)
+        values (:store, :topic, :schema, :name, cast(:since as timestamp with time zone))
+        on conflict (store, topic) do update set {_taken("table_schema, table_name")},
+          complete_from = greatest(histories.complete_from, excluded.complete_from)""",
+        store=store,
+        topic=history_topic(topic),
+        schema=place.schema,
+        name=place.name,
+        since=time_text(since_us),
+    )
+
+
 def remove(session: SqlSession, store: str, topic: str) -> None:
-    session.write(f"delete from {LEDGER_SCHEMA}.tables where store = :store and topic = :topic", store=store, topic=topic)
+    for table in ("tables", *_later(session, "histories")):
+        session.write(f"delete from {LEDGER_SCHEMA}.{table} where store = :store and topic = :topic", store=store, topic=topic)
+
+
+def _later(session: SqlSession, *tables: str) -> list[str]:
+    """Those of the tables that are there: a ledger of before they came may lack them."""
+    return [table for table in tables if exists(session, table)]
 
 
 def remove_all(session: SqlSession, store: str) -> None:
-    for table in ("tables", "marks", *(("letters",) if exists(session, "letters") else ())):
+    for table in ("tables", "marks", *_later(session, "letters", "histories")):
         session.write(f"delete from {LEDGER_SCHEMA}.{table} where store = :store", store=store)
 
 

@@ -33,6 +33,7 @@ def history_made(session: SqlSession, store: str, schema: TopicSchema, place: Ta
     _refuse_taken(session, (store, topic), place, None)
     if session.dialect.standing(session, place) is not None:
         session.run(f"drop table {place.sql}")
+    ledger.remove(session, store, topic)
     table = tables.made(session, schema, place, TableSign(store, topic, lineage.log), COLUMNS)
     session.dialect.index(session, place, schema, f"{TO_POSITION} is null")
     entry = TableEntry(topic, lineage.mark(ZERO_CUT), place, table.number)

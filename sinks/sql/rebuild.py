@@ -21,7 +21,8 @@ from sinks.deadletters import Letters, LetterState
 from sinks.rowversions import history_topic
 from sinks.sql import ledger, letters, ownership
 from sinks.sql.dialect import SqlSession, TargetDatabase
-from sinks.sql.history import HistoryWriter, history_place
+from sinks.sql.history import history_place
+from sinks.sql.historyupkeep import SqlHistoryUpkeep
 from sinks.sql.letters import LettersDraft, LettersStop
 from sinks.sql.names import TableSign, TargetPlace, place_of
 from sinks.sql.options import Options
@@ -119,6 +120,7 @@ class SqlRebuild:
         first = next(changes, None)
         begun = schema if first is None else topic_schema(first.schema)
         entry = ownership.history_made(session, self.store, begun, place, lineage)
-        if first is not None:
-            HistoryWriter(session, session.dialect.table(session, place), begun).write_all(chain([first], changes))
+        SqlHistoryUpkeep(self.store, self.options, self.log).write_again(
+            session, place, begun, () if first is None else chain([first], changes), cut
+        )
         ledger.put(session, self.store, replace(entry, mark=lineage.mark(cut)))

@@ -31,6 +31,7 @@ from sinks.sql.choice import dialect_of
 from sinks.sql.dialect import Dialect, SqlSession
 from sinks.sql.extent import SqlExtent
 from sinks.sql.history import HistoryWriter, history_place
+from sinks.sql.historyupkeep import Forgotten
 from sinks.sql.ledger import SqlLedger, TableEntry
 from sinks.sql.letters import LettersDraft, LettersStop
 from sinks.sql.names import TargetPlace, place_of
@@ -72,7 +73,7 @@ class SqlSink:
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
         self.close()
-        extent = SqlExtent(self.name, self.options.tables, log, writing=epoch is not None)
+        extent = SqlExtent(self.name, self.options, log, writing=epoch is not None)
         with self._database.transaction(reading=epoch is None) as session:
             if epoch is not None:
                 ledger.make(session)
@@ -218,6 +219,7 @@ class SqlSink:
         assert self._tried is not None
         tried, self._tried = self._tried, None
         self._known, self._letters, self._refused, self._applied = tried.ledger, tried.letters, tried.refused, cut
+        extent.histories.done = tried.forgotten
         self._staging.clear()
 
     def refused(self) -> tuple[DeadLetter, ...]:
@@ -240,7 +242,8 @@ class SqlSink:
         now, draft = self._known, self._draft()
         writers = []
         for topic in self._staging.topics:
-            writer = self._writer_of(session, now.entries[topic], draft)
+            history = extent.histories.writer(session, now.entries[topic], mark.cut)
+            writer = self._writer_of(session, now.entries[topic], draft, history)
             now = now.with_entries(self._write(session, writer, now.entries[topic], mark))
             writers.append(writer)
         settle(writers)
@@ -251,22 +254,25 @@ class SqlSink:
                 entry = TableEntry(topic, mark) if entry is None else replace(entry, mark=mark)
                 ledger.put(session, self.name, entry)
                 now = now.with_entries(entry)
+        held = {topic: self.held(topic) for topic in now.entries}
+        forgotten = extent.histories.carry_out(session, now.entries.values(), held, self._staging.topics, mark.cut)
         ledger.sign(session, self.name, now.epoch, mark)
         assert self._letters is not None
-        return _Tried(replace(now, mark=mark), draft.known if draft.changed else self._letters, tuple(draft.refused))
+        return _Tried(replace(now, mark=mark), draft.known if draft.changed else self._letters, tuple(draft.refused), forgotten)
 
     def _draft(self) -> LettersDraft:
         self._writer()
         assert self._letters is not None
         return LettersDraft(self.name, self._letters, self.options.dead_share_max)
 
-    def _writer_of(self, session: SqlSession, entry: TableEntry, draft: LettersDraft, *, history: bool = True) -> SqlRowWriter:
+    def _writer_of(
+        self, session: SqlSession, entry: TableEntry, draft: LettersDraft, history: HistoryWriter | None = None
+    ) -> SqlRowWriter:
         assert entry.place is not None
         assert entry.shape is not None
         table = session.dialect.table(session, entry.place)
         table.take(self.options.own_columns(entry.topic))
-        beside = self._history(session, entry) if history else None
-        return SqlRowWriter(session, table, entry.shape, draft, self._opened().log, beside)
+        return SqlRowWriter(session, table, entry.shape, draft, self._opened().log, history)
 
     def _write(self, session: SqlSession, writer: SqlRowWriter, entry: TableEntry, mark: Mark) -> TableEntry:
         writer.write(self._staging.batches(entry.topic), entry.mark.cut.position)
@@ -274,14 +280,6 @@ class SqlSink:
         ledger.put(session, self.name, now)
         crashpoint("sql.table_written")
         return now
-
-    def _history(self, session: SqlSession, entry: TableEntry) -> HistoryWriter | None:
-        said = self.options.history_of(entry.topic)
-        if not said:
-            return None
-        assert entry.place is not None
-        assert entry.shape is not None
-        return HistoryWriter(session, session.dialect.table(session, history_place(entry.place, said)), entry.shape.schema)
 
     def _was_committed(self, session: SqlSession, mark: Mark) -> bool:
         """Whether this commit has been carried out already, and nobody heard the answer."""
@@ -356,7 +354,7 @@ class SqlSink:
             return "the store does not hold the table"
         with self._database.transaction() as session:
             self._locked(session, epoch)
-            writer = self._writer_of(session, entry, self._draft(), history=False)
+            writer = self._writer_of(session, entry, self._draft())
             if schema.key:
                 return writer.put(row, None)
             letter = Letter(schema.topic, Position(first_position(row)), "").id
@@ -400,6 +398,7 @@ class _Tried:
     ledger: SqlLedger
     letters: Letters
     refused: tuple[DeadLetter, ...]
+    forgotten: Forgotten
 
 
 def _unchanged(known: SqlLedger, now: SqlLedger) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from sinks.keptrows import KeptOptions
+from sinks.warehouse.signinoptions import SIGN_IN, SignInOptions
 
 _S3: Final = "s3://"
 _SQL: Final = ("postgresql://", "postgres://")
@@ -15,7 +15,7 @@ _REST: Final = ("https://", "http://")
 _OF_S3: Final = ("s3_endpoint", "s3_region", "s3_access_key", "s3_secret_key")
 
 
-class CatalogOptions(KeptOptions):
+class CatalogOptions(SignInOptions):
     """Without any of them the warehouse's folder is its own catalog."""
 
     plain_schemes: ClassVar[Mapping[str, str]] = {"http": "https"}
@@ -29,10 +29,6 @@ class CatalogOptions(KeptOptions):
     """The catalog's name in the database of a `sql` catalog: whoever reads must give the same."""
     password: SecretStr | None = None
     """The password of a `sql` catalog, where `uri` has none."""
-    token: SecretStr | None = None
-    """The bearer token of a `rest` catalog."""
-    credential: SecretStr | None = None
-    """`client:secret`, for which a `rest` catalog's server gives a token."""
     warehouse: str | None = None
     """Where the tables lie, other than in `path`: `s3://bucket/folder`; with `rest` also the name under which the server knows the warehouse."""
     s3_endpoint: str | None = None
@@ -68,18 +64,19 @@ class CatalogOptions(KeptOptions):
                     'catalog = "hadoop" keeps its tables in `path`: object storage has no atomic rename, by which alone a commit there is safe;'
                     ' set catalog = "sql" or "rest"'
                 )
-            self._refuse(("uri", "password", "token", "credential", *_OF_S3))
+            self._refuse(("uri", "password", "token", "credential", *SIGN_IN, *_OF_S3))
             return self
         if self.uri is None:
             raise ValueError(f'catalog = "{self.catalog}" needs `uri`')
         if self.uri.get_secret_value().startswith(_SQL) != (self.catalog == "sql"):
             raise ValueError(f'`uri` is not an address of catalog = "{self.catalog}"')
         if self.catalog == "sql":
-            self._refuse(("token", "credential"))
+            self._refuse(("token", "credential", *SIGN_IN))
             if self.warehouse is not None and not remote:
                 raise ValueError('`warehouse` is not an address such as "s3://bucket/folder"')
         else:
             self._refuse(("password", "catalog_name"))
+            self._refuse_terms_without_credential()
         if not remote and self.catalog == "sql":
             self._refuse(_OF_S3)
         if (self.s3_access_key is None) != (self.s3_secret_key is None):
@@ -92,5 +89,6 @@ class CatalogOptions(KeptOptions):
                 raise ValueError(f'catalog = "{self.catalog}" with these tables knows no `{key}`')
 
     @property
-    def server_url(self) -> SecretStr | None:
-        return self.uri if self.catalog == "rest" else None
+    def server_urls(self) -> Mapping[str, SecretStr]:
+        found = {} if self.uri is None or self.catalog != "rest" else {"uri": self.uri}
+        return found if self.oauth2_server_uri is None else {**found, "oauth2_server_uri": SecretStr(self.oauth2_server_uri)}

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from py4j.protocol import Py4JJavaError
+
+from cdc.errors import StoreError
 from sinks.sparksession import spark_session
 from sinks.warehouse.catalog import Catalog
 from sinks.warehouse.catalogdatabase import CatalogDatabase
+from sinks.warehouse.failures import java_name
 from sinks.warehouse.foldercatalog import FolderCatalog
 from sinks.warehouse.generationrows import GenerationRows
 from sinks.warehouse.objectstorage import ObjectStorage
 from sinks.warehouse.options import Options
 from sinks.warehouse.servedcatalog import ServedCatalog, ServedGeneration, Serving
+from sinks.warehouse.signinoptions import SIGN_IN
 from sinks.warehouse.storage import LOCAL, Storage
 
 _JDBC: Final = "org.apache.iceberg.jdbc.JdbcCatalog"
 _REST: Final = "org.apache.iceberg.rest.RESTCatalog"
+_REFUSED: Final = frozenset({"NotAuthorizedException", "ForbiddenException", "BadRequestException"})
 _CONNECT_S: Final = 10
 _ANSWER_S: Final = 60
 """A database that is silent for so long is taken for gone."""
@@ -30,7 +38,25 @@ def connect(store: str, options: Options, aside: Path, generation: ServedGenerat
     jvm, hadoop = spark._jvm, spark._jsc.hadoopConfiguration()
     if options.catalog == "hadoop":
         return FolderCatalog(jvm, hadoop, options.path, aside)
-    return ServedCatalog(jvm, hadoop, serving(options), generation)
+    with _signing_in(store, options):
+        return ServedCatalog(jvm, hadoop, serving(options), generation)
+
+
+@contextmanager
+def _signing_in(store: str, options: Options) -> Iterator[None]:
+    """What a server says of a secret, by the secret's name."""
+    try:
+        yield
+    except StoreError as error:
+        given = [key for key in ("token", "credential") if getattr(options, key) is not None]
+        if not isinstance(error.__cause__, Py4JJavaError) or java_name(error.__cause__) not in _REFUSED or not given:
+            raise
+        further = "".join(f", {key}" for key in SIGN_IN if getattr(options, key) is not None)
+        raise StoreError(
+            f"store {store}: the catalog's server, or its token endpoint, refuses {given[-1]}",
+            retryable=False,
+            hint=f"see to stores.{store}.{given[-1]}{further}, and to what that account may do there",
+        ) from None
 
 
 def generation_rows(store: str, options: Options) -> GenerationRows:
@@ -78,6 +104,11 @@ def _of_server(options: Options) -> dict[str, str]:
         given["token"] = options.token.get_secret_value()
     if options.credential is not None:
         given["credential"] = options.credential.get_secret_value()
+        said = {"scope": options.scope, "audience": options.audience, "resource": options.resource}
+        given |= {key: value for key, value in said.items() if value is not None}
+    if options.oauth2_server_uri is not None:
+        # Identity providers seldom exchange a token for a younger one: each is asked for with the credential.
+        given |= {"oauth2-server-uri": options.oauth2_server_uri, "rest.auth.type": "oauth2", "token-exchange-enabled": "false"}
     return given
 
 

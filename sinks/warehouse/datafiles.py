@@ -191,8 +191,9 @@ class _OpenedFile:
         return pa.table(arrays, schema=pa.schema(self.wanted))
 
 
-def bounds(path: str, field_id: int, storage: Storage = LOCAL) -> tuple[Any, Any] | None:
-    """The column's least and greatest value by the file's own statistics; None when it has none."""
+def bounds(path: str, field_id: int, storage: Storage = LOCAL, *, nulls_apart: bool = False) -> tuple[Any, Any] | None:
+    """The column's least and greatest value by the file's own statistics; None when it has none. ``nulls_apart``: what holds nothing but NULL counts for
+    nothing."""
     with reading(path), storage.opened(path) as source:
         file = pq.ParquetFile(source)
     index = next(
@@ -206,6 +207,8 @@ def bounds(path: str, field_id: int, storage: Storage = LOCAL) -> tuple[Any, Any
         group = file.metadata.row_group(number)
         column = next(group.column(i) for i in range(group.num_columns) if group.column(i).path_in_schema == name)
         statistics = column.statistics
+        if nulls_apart and statistics is not None and statistics.has_null_count and statistics.null_count == column.num_values:
+            continue
         if statistics is None or not statistics.has_min_max:
             return None
         lows.append(statistics.min)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cdc.errors import StoreError
 from cdc.log.contract import LogReader, selected
@@ -10,6 +10,7 @@ from cdc.model.lineage import Lineage, believed, of_another_log
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.followedlog import Followed, refuse_missed
+from sinks.versionage import whole_since_us
 from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.place import unmarked
 from sinks.warehouse.tables import WarehouseTables
@@ -40,6 +41,11 @@ class Extent:
 
     def last_change(self, topic: str, upto: Cut) -> Position:
         return self._log.last_change(topic, upto.position)
+
+    def whole_since(self, held: Mapping[str, Position]) -> dict[str, int | None]:
+        """``versionage.whole_since_us`` of each of these topics. ``held``: topic → up to where its changes were held before those that were read."""
+        topics = self._log.topics()
+        return {topic: whole_since_us(self._log, topics, topic, position) for topic, position in held.items()}
 
     def lineage(self) -> Lineage:
         """Raises StoreError as ``Followed`` does."""

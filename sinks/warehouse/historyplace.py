@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Final
 
@@ -24,11 +26,14 @@ from cdc.model.topic import TopicSchema
 from sinks.render.rowtext import row_text
 from sinks.reshape import same_origin
 from sinks.rowversions import FROM, FROM_POSITION, SPAN, TO, TO_POSITION, VersionedChanges, gone, versioned
+from sinks.versionage import ended, later, time_of, time_text, without_ended
 from sinks.warehouse import datafiles
 from sinks.warehouse.catalog import Pending
-from sinks.warehouse.columns import arrow_schema, first_schema, parse_schema, to_rows, to_text
+from sinks.warehouse.columns import IcebergField, arrow_schema, first_schema, parse_schema, to_rows, to_text
 from sinks.warehouse.deletionplan import equal_texts
+from sinks.warehouse.failures import CommitConflict
 from sinks.warehouse.keys import Int64s, KeyPlan, Mask, encode, select
+from sinks.warehouse.marks import COMPLETE_KEY, Signed
 from sinks.warehouse.names import safe
 from sinks.warehouse.place import CommitPlan, TablePlace
 from sinks.warehouse.tablefiles import Live
@@ -55,10 +60,66 @@ class HistoryPlace(TablePlace):
     """See ``TablePlace``; its changes are those of the topic, all of them."""
 
     _closed: dict[str, bool] | None = None
+    _ends: dict[str, tuple[int, int] | None] | None = None
+    """Data file → when the first and the last of the versions in it ended that have ended."""
+    horizon_us: int | None = None
+    """Versions that ended at or before it are not needed (``sinks.versionage``); None: all are."""
+    complete_from_us: int | None = None
+    """The next commit of changes says that the history has every version from here on, unless it says a later time already."""
 
     @property
     def _apart(self) -> bool:
         return True
+
+    def forget(self, horizon_us: int, signed: Signed, most_files: int) -> bool:
+        """Takes away versions that ended at or before the horizon: files of nothing else as they are, and rows of others, of so many at most, by their deletion
+        vectors. Whether that was all of them. Raises CommitConflict or CommitUnknown; the table is whole either way."""
+        self._refresh()
+        self._fields = self.iceberg.fields
+        hits, field, looked_into = dict[str, Int64s](), self._end_field, 0
+        for path, live in list(self.live().items()):
+            ends = self._ends_within(path)
+            if ends is None or ends[0] > horizon_us:
+                continue
+            if ends[1] <= horizon_us and self._is_closed(path):
+                found = np.arange(live.file.rows)
+            elif looked_into < most_files:
+                looked_into += 1
+                found = np.flatnonzero(ended(self._read(path, [field]).column(TO), horizon_us).to_numpy(zero_copy_only=False))
+            else:
+                looked_into += 1
+                continue
+            found = np.setdiff1d(found, self.gone(live))
+            if len(found):
+                hits[path] = found
+        if hits:
+            self.complete_from_us = later(self.complete_from_us, horizon_us)
+            self._vector_files = ()
+            try:
+                self._take_out(self.iceberg.begin(), hits, (), (), replace(signed, mark=self.mark), self._said())
+            except CommitConflict:
+                for path in self._vector_files:
+                    self.folder.storage.remove(path)
+                raise
+            self._live_at = self.iceberg.snapshot
+        return looked_into <= most_files
+
+    def _said(self) -> Mapping[str, str]:
+        since = later(self.complete_from_us, _time_or_none(self.iceberg.properties.get(COMPLETE_KEY)))
+        return {} if since is None else {COMPLETE_KEY: time_text(since)}
+
+    @property
+    def _end_field(self) -> IcebergField:
+        return next(one for one in self._fields if one.name == TO)
+
+    def _ends_within(self, path: str) -> tuple[int, int] | None:
+        """When the first and the last of the versions in the file ended, by its own statistics; None where none has, or nobody knows."""
+        if self._ends is None:
+            self._ends = {}
+        if path not in self._ends:
+            found = datafiles.bounds(path, self._end_field.id, self.folder.storage, nulls_apart=True)
+            self._ends[path] = None if found is None else (_microseconds(found[0]), _microseconds(found[1]))
+        return self._ends[path]
 
     def shelves(self) -> Sequence[Mapping[str, Live]]:
         closed = {path for path in list(self.live()) if self._is_closed(path)}
@@ -96,7 +157,7 @@ class HistoryPlace(TablePlace):
             for name, value in ((TO_POSITION, position), (TO, when)):
                 at = rows.schema.get_field_index(name)
                 rows = rows.set_column(at, rows.schema.field(at), pc.if_else(is_open, value, rows.column(name)))
-            found[path] = datafiles.write_table(self.folder, rows)
+            found[path] = datafiles.write_table(self.folder, without_ended(rows, self.horizon_us))
         return found
 
     def _plan_versions(
@@ -106,9 +167,9 @@ class HistoryPlace(TablePlace):
         changes = versioned(batch, schema)
         rows = batch.take(pa.array(changes.rows))
         going, same = gone(rows), np.zeros(len(rows), np.bool_)
-        ended: list[pa.Table] = []
+        ends: list[pa.Table] = []
         if keyed is not None and not emptied:
-            ended.append(self._ended(schema, keyed, batch, rows, changes, same, plan))
+            ends.append(self._ended(schema, keyed, batch, rows, changes, same, plan))
         begun = self._begun(schema, batch, rows, changes, np.flatnonzero(~going & ~same))
         opened = begun.column(TO_POSITION).is_null().to_numpy(zero_copy_only=False)
         write = partial(
@@ -116,7 +177,9 @@ class HistoryPlace(TablePlace):
         )
         keys = None if keyed is None else select(encode(keyed, rows.column, len(rows)), ~going & ~same)
         plan.add(write([begun], [opened]), None if keys is None else select(keys, opened))
-        closed = [begun.filter(pa.array(~opened)), *(piece for table in ended for piece in table.to_batches())]
+        closed = without_ended(
+            pa.concat_tables([pa.Table.from_batches([begun.filter(pa.array(~opened))]), *ends]), self.horizon_us
+        ).to_batches()
         plan.add(write(closed, [np.ones(len(piece), np.bool_) for piece in closed]), None)
 
     def _begun(
@@ -190,3 +253,16 @@ def _whole(group: UpsertGroup, held: int) -> list[pa.RecordBatch]:
 
 def _as_it_is(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
+
+
+def _microseconds(time: datetime) -> int:
+    found: int = pa.scalar(time, pa.timestamp("us", tz="UTC")).cast(pa.int64()).as_py()
+    return found
+
+
+def _time_or_none(text: str | None) -> int | None:
+    """None also for a text that somebody else has put there."""
+    try:
+        return time_of(text) if text else None
+    except (ValueError, TypeError):
+        return None

@@ -39,7 +39,7 @@ from cdc.model.topic import TopicSchema
 from sinks.contract import EpochPassed
 from sinks.reshape import rekeyed, reshaped, same_origin
 from sinks.warehouse import datafiles
-from sinks.warehouse.catalog import Changes, IcebergTable, Pending
+from sinks.warehouse.catalog import Changes, DataFile, IcebergTable, Pending
 from sinks.warehouse.columns import (
     IcebergField,
     arrow_schema,
@@ -146,10 +146,14 @@ class TablePlace(TableFiles):
         if self.iceberg.epoch > signed.epoch:
             raise EpochPassed(signed.store, self.iceberg.epoch)
 
+    def _said(self) -> Mapping[str, str]:
+        """Further properties that the table takes with each commit of changes."""
+        return {}
+
     def _sign(self, signed: Signed) -> None:
         before = self.iceberg.snapshot
         try:
-            self.iceberg.commit(self.iceberg.begin(), Changes(), signed, {})
+            self.iceberg.commit(self.iceberg.begin(), Changes(), signed, self._said())
         except (CommitConflict, CommitUnknown) as error:
             raise StoreError(f"the warehouse's table {self.name} was changed by somebody else", retryable=True) from error
         self.mark = signed.mark
@@ -304,21 +308,12 @@ class TablePlace(TableFiles):
     def _commit(self, pending: Pending, group: UpsertGroup, plan: CommitPlan, signed: Signed) -> None:
         added = [self.iceberg.data_file(piece.path) for piece in plan.written]
         rewritten = [self.iceberg.data_file(piece.path) for piece in plan.again.values() if piece.rows]
-        properties = {TABLE_KEY: group.schema.to_json()}
+        properties = {TABLE_KEY: group.schema.to_json(), **self._said()}
         if plan.replace_all:
             self.iceberg.commit(pending, Changes(add=added, replace_all=True), signed, properties)
             self._live = {}
         else:
-            self.live()  # what is added to it below has to be all of it, also where no row is looked for
-            emptied, vectors = self._vectors(plan.hits)
-            emptied += plan.again
-            dropped = [before for path in (*emptied, *vectors) if (before := self._live[path].vector) is not None]
-            grown = [live.vector for live in vectors.values() if live.vector is not None]
-            changes = Changes([*added, *rewritten], [self._live[path].file for path in emptied], grown, dropped)
-            self.iceberg.commit(pending, changes, signed, properties)
-            for path in emptied:
-                del self._live[path]
-            self._live.update(vectors)
+            self._take_out(pending, plan.hits, list(plan.again), [*added, *rewritten], signed, properties)
             self._live.update({file.path: Live(file) for file in rewritten})
         crashpoint("warehouse.table_committed")
         for file, keys in zip(added, plan.keys, strict=True):
@@ -327,6 +322,27 @@ class TablePlace(TableFiles):
                 self._cache.put(file.path, group.plan, FileKeys(keys))
         self._live_at = self.iceberg.snapshot
         self.mark = signed.mark
+
+    def _take_out(
+        self,
+        pending: Pending,
+        hits: Mapping[str, Int64s],
+        leaving: Sequence[str],
+        added: Sequence[DataFile],
+        signed: Signed,
+        properties: Mapping[str, str],
+    ) -> None:
+        """Commits that these rows and files go, and that these files are added, which are not live here yet."""
+        self.live()  # what is added to it has to be all of it, also where no row is looked for
+        emptied, vectors = self._vectors(hits)
+        emptied += leaving
+        dropped = [before for path in (*emptied, *vectors) if (before := self._live[path].vector) is not None]
+        grown = [live.vector for live in vectors.values() if live.vector is not None]
+        changes = Changes(added, [self._live[path].file for path in emptied], grown, dropped)
+        self.iceberg.commit(pending, changes, signed, properties)
+        for path in emptied:
+            del self._live[path]
+        self._live.update(vectors)
 
     def shelves(self) -> Sequence[Mapping[str, Live]]:
         """The live files, those apart that are not to be merged with each other."""

@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from cdc.clock import SteadyTime
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.log.contract import LogReader
@@ -28,6 +29,7 @@ from cdc.model.position import START, ZERO_CUT, Cut
 from cdc.model.topic import TopicSchema
 from sinks.contract import CameRows, EpochPassed, Outcome, TopicAsOf
 from sinks.rowversions import history_topic
+from sinks.versionage import VersionAge, later, whole_since_us
 from sinks.warehouse import datafiles
 from sinks.warehouse.catalog import Catalog, Changes, IcebergTable
 from sinks.warehouse.columns import Add, Change, Drop, IcebergField, arrow_schema, first_schema, parse_schema, to_rows
@@ -39,7 +41,7 @@ from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.historyplace import HistoryPlace, history_schema
 from sinks.warehouse.keycache import KeyCache
 from sinks.warehouse.ledger import WarehouseLedger
-from sinks.warehouse.marks import SOURCE_KEY, STORE_KEY, TABLE_KEY, Signed
+from sinks.warehouse.marks import COMPLETE_KEY, SOURCE_KEY, STORE_KEY, TABLE_KEY, Signed
 from sinks.warehouse.names import LEDGERS, place_of, safe
 from sinks.warehouse.options import Options
 from sinks.warehouse.owncolumns import is_own
@@ -178,7 +180,7 @@ class WarehouseRebuild:
         begun = schema if first is None else topic_schema(first.schema)
         columns = history_schema(begun)
         table = self._table(path, history_topic(schema.topic), begun, columns, signed, lineage)
-        properties = {TABLE_KEY: begun.to_json(), SOURCE_KEY: history_topic(schema.topic)}
+        properties = {TABLE_KEY: begun.to_json(), SOURCE_KEY: history_topic(schema.topic), COMPLETE_KEY: ""}
         try:
             pending = table.evolve(table.begin(), replacement(table.fields, parse_schema(columns)))
             table.commit(pending, Changes(replace_all=True), replace(signed, mark=lineage.mark(ZERO_CUT)), properties)
@@ -189,9 +191,12 @@ class WarehouseRebuild:
             table = self._table(path, history_topic(schema.topic), begun, columns, signed, lineage)
         crashpoint("rebuild.history_begun")
         place = HistoryPlace(table, self.options, KeyCache(self.options.key_cache_bytes), self.writer)
+        place.horizon_us = VersionAge(self.options.history_days_of(schema.topic)).horizon_us(signed.mark.cut, SteadyTime().now_s())
         for batches in _together(chain(() if first is None else (first,), changes)):
             last = last_position(batches[-1])
             place.write(batches, replace(signed, mark=reaching(signed.mark, place.mark.cut, last)))
+        lacks = whole_since_us(self.log, self.log.topics(), schema.topic, START)  # what was compacted meanwhile counts, too
+        place.complete_from_us = later(lacks, place.horizon_us)
         place.write((), signed)
 
     def _table(

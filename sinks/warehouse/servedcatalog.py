@@ -141,8 +141,16 @@ class ServedCatalog:
             if self._generation is not None and self._generation.live:
                 self._make_apart(self._generation, namespace, name, schema, given)
             else:
-                self._make(self._java, namespace, name, schema, given)
+                self._make_in_sight(namespace, name, schema, given)
             return self._table(self._identifier(namespace, name))
+
+    def _make_in_sight(self, namespace: Sequence[str], name: str, schema: str, given: Mapping[str, str]) -> None:
+        try:
+            self._make(self._java, namespace, name, schema, given)
+        except Py4JJavaError as error:
+            if java_name(error) == "AlreadyExistsException" and self._found(namespace, name) is None:
+                raise _taken(namespace, name) from None
+            raise
 
     def _make(self, catalog: Any, namespace: Sequence[str], name: str, schema: str, given: Mapping[str, str]) -> None:
         parsed = self._use.schema_parser.fromJson(schema)
@@ -152,6 +160,8 @@ class ServedCatalog:
         self, generation: ServedGeneration, namespace: Sequence[str], name: str, schema: str, given: Mapping[str, str]
     ) -> None:
         """Where nobody sees it; it is shown only while the generation is live."""
+        if generation.row(namespace, name) is not None and self._found(namespace, name) is None:
+            raise _taken(namespace, name)
         apart = replace(generation, live=False)
         if (left := apart.row(namespace, name)) is not None:  # whoever made it died
             generation.rows.remove(apart.standing, left)
@@ -234,6 +244,15 @@ class ServedCatalog:
 
     def _identifier(self, namespace: Sequence[str], name: str) -> Any:
         return self._use.table_identifier.parse(".".join((*namespace, name)))
+
+
+def _taken(namespace: Sequence[str], name: str) -> StoreError:
+    where = ".".join((*namespace, name))
+    return StoreError(
+        f"{where} is to be a table of the store, and what the catalog has there is not a table: a view has the name",
+        retryable=False,
+        hint=f"drop or rename {where} in the catalog, or give the table another `name`",
+    )
 
 
 class ServedTable(IcebergTable):

@@ -315,6 +315,9 @@ class Warehouse:
         for place in tables:
             place.check()
         signed = self._signed(cut)
+        whole_since = extent.whole_since({name: self.held(name) for name in tables.histories})
+        for name, upkeep in tables.history_upkeep.items():
+            upkeep.before_commit(cut, whole_since[name])
         staged = self._staging.tables
         for name in staged:
             batches = self._staging.batches(name)
@@ -334,8 +337,11 @@ class Warehouse:
         self._applied = extent.holds = cut
         for name in staged:
             tables.upkeep[name].after_commit(signed)
-            if name in tables.histories:
-                tables.upkeep[history_topic(name)].after_commit(signed)
+        for name, upkeep in tables.history_upkeep.items():
+            if name in staged:
+                upkeep.after_commit(signed)
+            else:
+                upkeep.forget(signed)
 
     def _mark_the_others(self, signed: Signed) -> dict[str, int]:
         """Topics may have changes that left nothing to write. Their tables say so too; where there is none, the ledger does."""

@@ -10,10 +10,12 @@ from cdc.model.lineage import Mark
 from cdc.model.position import Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.rowversions import history_topic
+from sinks.versionage import VersionAge
 from sinks.warehouse.catalog import Catalog, IcebergTable
 from sinks.warehouse.columns import first_schema
 from sinks.warehouse.cuts import CutsTable
 from sinks.warehouse.historyplace import HistoryPlace, history_name, history_schema
+from sinks.warehouse.historyupkeep import HistoryUpkeep
 from sinks.warehouse.keycache import KeyCache
 from sinks.warehouse.leftovers import Leftovers
 from sinks.warehouse.marks import SOURCE_KEY, STORE_KEY, TABLE_KEY, Signed
@@ -32,7 +34,9 @@ class WarehouseTables:
         self.histories: dict[str, HistoryPlace] = {}
         """By the topic that each is of. A topic that has one is whole where both its tables are."""
         self.upkeep: dict[str, Upkeep] = {}
-        """By what each table is of: a topic, or ``history_topic`` of one."""
+        """By the topic that each table is of."""
+        self.history_upkeep: dict[str, HistoryUpkeep] = {}
+        """The same of histories."""
         self._store = store
         self._options = options
         self._catalog = catalog
@@ -160,8 +164,9 @@ class WarehouseTables:
         if self._writing:
             table.sync_all()
         place = self.histories[source] = HistoryPlace(table, self._options, self._keys, self._scratch.owner)
-        self.upkeep[history_topic(source)] = Upkeep(
-            place, self._options, Leftovers(place, self._scratch.lives), self._read_by_somebody
+        age = VersionAge(self._options.history_days_of(source))
+        self.history_upkeep[source] = HistoryUpkeep(
+            place, self._options, Leftovers(place, self._scratch.lives), self._read_by_somebody, age
         )
 
 

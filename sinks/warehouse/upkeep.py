@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from cdc.clock import MACHINE, SteadyTime
 from sinks.warehouse import datafiles
 from sinks.warehouse.columns import LAST_UPDATED, ROW_ID
 from sinks.warehouse.failures import CommitConflict, CommitUnknown, Vanished
@@ -60,26 +61,27 @@ class Upkeep:
         self._kept = kept
         self._leftovers = leftovers
         self._options = options
-        self._expired_at = time.monotonic()
-        self._began = time.time() - time.monotonic()
+        self._expired_at = MACHINE.monotonic()
+        self._time = SteadyTime()
 
     def after_commit(self, signed: Signed) -> None:
         """``signed``: as the commit before it was. Whoever else changes the table meanwhile has the right of way: then this is left to a later commit."""
-        try:
+        with self._giving_way():
             chosen = next((found for shelf in self._place.shelves() if (found := choose(shelf, self._options))), None)
             if chosen is not None:
                 self._place.merge([one.file.path for one in chosen], merged, signed)
-            if time.monotonic() - self._expired_at > _EXPIRE_EVERY_S:
-                self._expired_at = time.monotonic()
-                self._place.iceberg.expire(int((self._now() - self._options.keep_snapshots_s) * 1000), self._kept())
+            if MACHINE.monotonic() - self._expired_at > _EXPIRE_EVERY_S:
+                self._expired_at = MACHINE.monotonic()
+                self._place.iceberg.expire(int((self._time.now_s() - self._options.keep_snapshots_s) * 1000), self._kept())
             self._leftovers.remove(signed.epoch)
+
+    @contextmanager
+    def _giving_way(self) -> Iterator[None]:
+        try:
+            yield
         except (CommitConflict, CommitUnknown, Vanished, FileNotFoundError):
             # The table is whole either way; the next commit looks at it afresh.
             self._place.look_again()
-
-    def _now(self) -> float:
-        """The wall clock, unless it was set forward since we began: snapshots that were made before that would look old."""
-        return min(time.time(), self._began + time.monotonic())
 
 
 def merged(place: TablePlace, chosen: Sequence[Live]) -> datafiles.WrittenData:

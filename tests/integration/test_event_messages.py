@@ -286,6 +286,25 @@ def test_a_ledger_whose_last_message_is_not_ours_is_refused(stage: Stage) -> Non
     assert not refused.value.retryable
 
 
+def test_a_transaction_that_is_left_open_in_the_ledger_is_named_and_waited_for(stage: Stage) -> None:
+    """Somebody else's, which the store cannot end; its own it ends (``tests.faults.test_event_messages``, where a broker is killed)."""
+    stage.opened(1).close()
+    ledger = f"__{stage.prefix}.bus"
+    other = Producer({**stage.quiet, "transactional.id": stage.prefix})
+    other.init_transactions(60)
+    other.begin_transaction()
+    other.produce(ledger, b"[" * 100_000, b"bus", partition=0)
+    other.flush(60)
+    with pytest.raises(StoreError, match=f"{ledger} cannot be read to its end") as waiting:
+        stage.opened(2, timeout_s=5)
+    assert waiting.value.retryable
+    assert f"--topic {ledger}" in str(waiting.value.hint)
+    other.abort_transaction(60)
+    store = stage.opened(3)
+    assert store.applied() == cut(0)
+    store.close()
+
+
 def test_an_event_that_is_too_long_is_a_letter_and_says_how_long_it_is(stage: Stage) -> None:
     stage.put(batch(ORDERS, [(Op.INSERT, 1, order(1)), (Op.INSERT, 2, order(2, "x" * 2000)), (Op.UPDATE, 3, order(2))]))
     assert stage.follow(message_bytes_max=1500).applied == cut(3)

@@ -70,6 +70,45 @@ _MEANINGS: Final[Mapping[str, tuple[bool, str, str]]] = {
     ),
     "INVALID_REPLICATION_FACTOR": (False, "there are not so many brokers", "lower `replication`"),
 }
+_SETTLING: Final = frozenset(
+    (
+        "ELIGIBLE_LEADERS_NOT_AVAILABLE",
+        "FENCED_LEADER_EPOCH",
+        "FETCH_SESSION_ID_NOT_FOUND",
+        "INCONSISTENT_TOPIC_ID",
+        "INVALID_FETCH_SESSION_EPOCH",
+        "INVALID_MSG",
+        "KAFKA_STORAGE_ERROR",
+        "LISTENER_NOT_FOUND",
+        "NETWORK_EXCEPTION",
+        "NOT_CONTROLLER",
+        "NOT_COORDINATOR",
+        "NOT_LEADER_FOR_PARTITION",
+        "OFFSET_NOT_AVAILABLE",
+        "PREFERRED_LEADER_NOT_AVAILABLE",
+        "REBOOTSTRAP_REQUIRED",
+        "REPLICA_NOT_AVAILABLE",
+        "THROTTLING_QUOTA_EXCEEDED",
+        "UNKNOWN_LEADER_EPOCH",
+        "UNKNOWN_TOPIC_ID",
+        "UNSTABLE_OFFSET_COMMIT",
+        "_DESTROY_BROKER",
+        "_WAIT_CACHE",
+        "_WAIT_COORD",
+    )
+)
+"""The errors of brokers that start, end or change places, which Kafka's protocol calls retriable. The client says so of hardly any: it is only of a producer's
+transactions that it does."""
+_BEGUN_AGAIN: Final[Mapping[str, str]] = {
+    "INVALID_PRODUCER_ID_MAPPING": "the brokers have forgotten the transactional id (transactional.id.expiration.ms)",
+    "UNKNOWN_PRODUCER_ID": "the brokers have forgotten the producer",
+    "OUT_OF_ORDER_SEQUENCE_NUMBER": "the brokers lack what was sent before",
+    "INVALID_TXN_STATE": "the brokers have ended the transaction",
+    "TRANSACTION_ABORTABLE": "the brokers want the transaction to be aborted",
+    "_PURGE_QUEUE": "the transaction was given up",
+    "_PURGE_INFLIGHT": "the transaction was given up",
+}
+"""The errors that end a producer, and of which the next one knows nothing: the store is opened again."""
 FENCED: Final = frozenset(("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "FENCED_INSTANCE_ID"))
 """The names of the errors by which a writer learns that another has taken over."""
 _CAUSES: Final = frozenset(("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "_SSL", "_RESOLVE"))
@@ -151,11 +190,22 @@ class Brokers:
         name = error.name()
         if name in FENCED:
             return TakenOver()
-        if self._cause is not None and _MEANINGS.get(name, (False,))[0]:
+        if self._cause is not None and self._meaning(name, error)[0]:
             name = self._cause
         at = f"topic {where}: " if where else ""
-        retryable, what, hint = _MEANINGS.get(name, (bool(error.retriable()), "the brokers refuse what is asked", "see their logs"))
+        retryable, what, hint = self._meaning(name, error)
         return StoreError(f"store {self.store}: {at}{what} ({name})", retryable=retryable, hint=hint)
+
+    @staticmethod
+    def _meaning(name: str, error: KafkaError) -> tuple[bool, str, str]:
+        if name in _MEANINGS:
+            return _MEANINGS[name]
+        if name in _SETTLING:
+            return True, "the cluster is changing", _WAIT
+        if name in _BEGUN_AGAIN:
+            return True, _BEGUN_AGAIN[name], "the store is opened again"
+        passes = error.retriable() or error.txn_requires_abort()
+        return passes, "the brokers refuse what is asked", "see their logs"
 
     def _reported(self, error: KafkaError) -> None:
         if error.name() in _CAUSES:

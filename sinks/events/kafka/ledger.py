@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.errors import StoreError
 from sinks.events.heldback import At, letter_id
 from sinks.events.kafka.client import Brokers
+from sinks.events.kafka.hangingtransaction import HangingTransaction, end
 from sinks.events.standing import EventStanding
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, TopicPartition
+    from confluent_kafka import Consumer, Producer, TopicPartition
     from confluent_kafka.admin import AdminClient
 
 SETTINGS: Final = {
@@ -32,6 +34,7 @@ SETTINGS: Final = {
 """Of a ledger that we create: what is superseded goes soon."""
 _HELD: Final = b"\n"
 """Between the store's name and what is held back, in a key."""
+_TOPICS: Final = "topics"
 _TAIL: Final = 64
 """So many messages before the end are read first: between two of ours there is at least what ends a transaction."""
 
@@ -51,11 +54,15 @@ class Ledger:
         """So many events were held back when it was read last."""
         self._key = brokers.store.encode()
 
-    def messages(self, standing: EventStanding, changes: Mapping[At, str | None], held: int) -> Iterator[dict[str, Any]]:
-        """The messages that say so, as the client takes them. ``changes``: of what is held back (``HeldBack.changes``), which are ``held`` events from here on."""
+    def messages(
+        self, standing: EventStanding, changes: Mapping[At, str | None], held: int, topics: Collection[str]
+    ) -> Iterator[dict[str, Any]]:
+        """The messages that say so, as the client takes them. ``changes``: of what is held back (``HeldBack.changes``), which are ``held`` events from here on.
+        ``topics``: to which the transaction has written."""
         for at, text in changes.items():
             yield self._message(self._key + _HELD + letter_id(at).encode(), None if text is None else text.encode())
-        yield self._message(self._key, json.dumps(standing.to_fields() | {"held": str(held)}).encode())
+        said = {**standing.to_fields(), "held": str(held), _TOPICS: sorted(topics)}
+        yield self._message(self._key, json.dumps(said).encode())
 
     def _message(self, key: bytes, value: bytes | None) -> dict[str, Any]:
         return {"topic": self.topic, "key": key, "value": value, "partition": 0}
@@ -97,7 +104,7 @@ class Ledger:
 
     def settled(self) -> EventStanding | None:
         """As ``read``, once all that was ever written is seen: to be asked when nobody has a transaction open. What was committed just before the brokers ended
-        may be seen late. Raises StoreError."""
+        may be seen late. Raises HangingTransaction, StoreError."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             self._end = self._seen = -1
@@ -105,8 +112,26 @@ class Ledger:
             if self._seen >= 0 and self._seen >= self._written():
                 return found
             if time.monotonic() > deadline:
-                raise StoreError(f"store {self._brokers.store}: {self.topic} cannot be read to its end yet", retryable=True)
+                raise HangingTransaction(self._brokers.store, self.topic, (self.topic, *self._unsettled_topics()))
             time.sleep(0.02)
+
+    def end_hanging(self, hanging: HangingTransaction, producer: Producer) -> None:
+        """Aborts it. ``producer``: the store's, with no transaction open. Raises KafkaException."""
+        end(producer, self._admin(), hanging.topics, self._key, self._timeout_s)
+
+    def _unsettled_topics(self) -> list[str]:
+        """To which the transactions have written whose messages are not seen."""
+        from confluent_kafka import Consumer
+
+        more = {"group.id": self.topic, "isolation.level": "read_uncommitted", "enable.auto.commit": False}
+        settings = self._brokers.settings(**more, **{"enable.partition.eof": True, "auto.offset.reset": "error"})
+        with self._brokers.errors(self.topic), closing(Consumer(settings)) as reader:
+            found = [value for key, value in self._read(reader, max(self._seen, 0)) if key == self._key and value is not None]
+        with suppress(
+            ValueError, AttributeError, TypeError, RecursionError
+        ):  # whatever is not ours there: it is said once it is seen
+            return sorted({str(topic) for value in found for topic in json.loads(value).get(_TOPICS, ())})
+        return []
 
     def _written(self) -> int:
         """The topic's end, with what is not committed."""
@@ -177,10 +202,13 @@ class Ledger:
         return None if last is None else self._standing(last)
 
     def _messages_from(self, first: int) -> Iterator[tuple[bytes, bytes | None]]:
-        """Keys and values, from there to the end."""
+        """Keys and values, from there to the end that readers see."""
+        self._seen = yield from self._read(self._reader(), first)
+
+    def _read(self, reader: Consumer, first: int) -> Generator[tuple[bytes, bytes | None], None, int]:
+        """Returns where it has ended."""
         from confluent_kafka import KafkaException
 
-        reader = self._reader()
         reader.assign([self._partition(first)])
         try:
             while True:
@@ -193,8 +221,7 @@ class Ledger:
                     self._refuse_other_store(key)
                     yield key, message.value()
                 elif error.name() == "_PARTITION_EOF":
-                    self._seen = message.offset() or 0
-                    return
+                    return message.offset() or 0
                 elif error.name() != "GROUP_AUTHORIZATION_FAILED":  # the client asks for a group that nothing is done with
                     raise KafkaException(error)
         finally:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
@@ -27,6 +28,7 @@ from sinks.events.event import EventBatch
 from sinks.events.eventcolumns import EventForm
 from sinks.events.heldback import queue_names
 from sinks.events.kafka.client import Brokers, TakenOver, require_client
+from sinks.events.kafka.hangingtransaction import HangingTransaction
 from sinks.events.kafka.ledger import Ledger, create
 from sinks.events.kafka.limits import EventLimits
 from sinks.events.kafka.messages import messages, sizes_of
@@ -51,6 +53,8 @@ TRANSACTION_TIMEOUT_MS: Final = 60_000
 _LOOK_S: Final = 0.005
 _SETTLES_S: Final = 5.0
 """How long what was committed, or created, may take to be seen: usually a moment."""
+
+_log = structlog.get_logger("kafka")
 
 
 @dataclass(slots=True)
@@ -127,8 +131,18 @@ class KafkaChannel(MarkedChannel):
             self._producer = producer = Producer(settings)
             producer.init_transactions(self._options.timeout_s)
         crashpoint("kafka.begun")
-        if self._ledger.settled() != said:  # in the moment before the other was shut out
+        if self._settled() != said:  # in the moment before the other was shut out
             raise self._outdone()
+
+    def _settled(self) -> EventStanding | None:
+        assert self._producer is not None
+        try:
+            return self._ledger.settled()
+        except HangingTransaction as hanging:
+            _log.warning(str(hanging), facts={"store": self._store, "topics": list(hanging.topics)})
+            with self._errors():
+                self._ledger.end_hanging(hanging, self._producer)
+        return self._ledger.settled()
 
     def _kept(self) -> Mapping[str, str]:
         return self._ledger.kept()
@@ -258,7 +272,7 @@ class KafkaChannel(MarkedChannel):
                 retryable=False,
                 hint="raise `message_bytes_max`, and the topic's max.message.bytes with it",
             ) from None
-        self._open.add(size)
+        self._open.add(topic, size)
 
     def _produce(self, message: dict[str, Any]) -> None:
         assert self._producer is not None
@@ -279,7 +293,7 @@ class KafkaChannel(MarkedChannel):
         with self._errors():
             self._begin_transaction()
             held = self._holding
-            for message in self._ledger.messages(standing, held.changes(int(standing.progress)), len(held)):
+            for message in self._ledger.messages(standing, held.changes(int(standing.progress)), len(held), self._open.topics):
                 self._produce(message)
             self._await_taken()
             crashpoint("kafka.before_commit")
@@ -369,14 +383,16 @@ def _beyond(sizes: npt.NDArray[np.int64], most: int) -> list[tuple[int, int]]:
 class Filling:
     """A transaction's extent so far."""
 
-    __slots__ = ("begun", "bytes", "events")
+    __slots__ = ("begun", "bytes", "events", "topics")
 
     def __init__(self) -> None:
         self.begun = False
+        self.topics: set[str] = set()
         self.events = 0
         self.bytes = 0
 
-    def add(self, size: int) -> None:
+    def add(self, topic: str, size: int) -> None:
+        self.topics.add(topic)
         self.events += 1
         self.bytes += size
 

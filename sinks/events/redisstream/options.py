@@ -55,5 +55,5 @@ class Options(EventOptions):
         return self.stream.format(topic=topic, schema=schema, table=table)
 
     @property
-    def server_url(self) -> SecretStr:
-        return self.url
+    def server_urls(self) -> Mapping[str, SecretStr]:
+        return {"url": self.url}

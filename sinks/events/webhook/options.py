@@ -55,8 +55,8 @@ class Options(EventOptions):
         return parsed(self.url.get_secret_value(), plain=self.plain_http)
 
     @property
-    def server_url(self) -> SecretStr:
-        return self.url
+    def server_urls(self) -> Mapping[str, SecretStr]:
+        return {"url": self.url}
 
     @property
     def disk_path(self) -> Path | None:

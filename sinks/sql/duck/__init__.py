@@ -80,6 +80,9 @@ class DuckDialect:
     def index(self, session: SqlSession, place: TargetPlace, schema: TopicSchema, where: str) -> None:
         """DuckDB reads a column as fast as it would look into an index, and would have to drop it for each change of the table."""
 
+    def index_once(self, session: SqlSession, place: TargetPlace, column: str) -> None:
+        """As ``index``: nothing."""
+
     def stage(self, session: SqlSession, schema: TopicSchema, columns: Mapping[str, str], beside: Mapping[str, str]) -> StagedRows:
         return DuckRows(_own(session), schema, columns, beside)
 

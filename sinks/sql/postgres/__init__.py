@@ -63,6 +63,19 @@ class PostgresDialect:
             columns = ", ".join(quoted(field.name) for field in schema.key)
             session.run(f"create index on {place.sql} ({columns}) where {where}")
 
+    def index_once(self, session: SqlSession, place: TargetPlace, column: str) -> None:
+        there = session.rows(
+            """select 1 from pg_catalog.pg_index i join pg_catalog.pg_class c on c.oid = i.indrelid
+            join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+            join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = i.indkey[0]
+            where n.nspname = :schema and c.relname = :name and a.attname = :column and i.indisvalid""",
+            schema=place.schema,
+            name=place.name,
+            column=column,
+        )
+        if not there:
+            session.run(f"create index on {place.sql} ({quoted(column)}) where {quoted(column)} is not null")
+
     def stage(self, session: SqlSession, schema: TopicSchema, columns: Mapping[str, str], beside: Mapping[str, str]) -> StagedRows:
         return PostgresRows(_own(session), schema, columns, beside)
 

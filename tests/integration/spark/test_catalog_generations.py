@@ -523,3 +523,16 @@ def test_the_commands_beside_the_followers(shop: CatalogShop, tmp_path: Path, ca
             assert cdc("bootstrap", STORE, "--in-place")["in_place"]
             put(4, "sent")
             until(lambda: shop.found()[0] == "sent")
+
+
+def test_a_view_of_the_catalog_in_a_new_tables_way_is_named(shop: CatalogShop) -> None:
+    with psycopg.connect(shop.database.dsn, autocommit=True) as connection:
+        connection.execute(
+            "insert into iceberg_tables (catalog_name, table_namespace, table_name, metadata_location, iceberg_type)"
+            " values (%s, 'public', 'other', '/nowhere/metadata/1.json', 'VIEW')",
+            [shop.catalog],
+        )
+    shop.put(upserts(OTHER, 5, [order(1)]))
+    with pytest.raises(StoreError, match=r"public\.other .*is not a table") as refused:
+        shop.follow()
+    assert not refused.value.retryable

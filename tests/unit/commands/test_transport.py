@@ -69,3 +69,14 @@ def test_the_stores() -> None:
         e="https://search.internal:9200",
         f="http://localhost:9200",
     ) == ["store a TLS", "store d TLS"]
+
+
+def test_a_catalog_s_token_endpoint_as_the_catalog() -> None:
+    given = {"uri": "https://lake.internal", "credential": "me:canary", "oauth2_server_uri": "http://login.internal/token"}
+    lake = options_model("iceberg").model_validate({"kind": "iceberg", "path": "/w", "catalog": "rest", **given})
+    settings = Settings.model_validate({"source": {"dsn": "host=/run"}}).model_copy(update={"stores": {"lake": lake}})
+    (finding,) = check_transport(settings)
+    assert (finding.message, finding.hint) == (
+        "http to login.internal is plain text",
+        "use https:// in stores.lake.oauth2_server_uri",
+    )

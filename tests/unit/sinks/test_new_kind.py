@@ -6,7 +6,7 @@ import ast
 import sys
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -52,8 +52,8 @@ class Options(MemoryOptions):
     fits: bool = True
 
     @property
-    def server_url(self) -> SecretStr:
-        return self.url
+    def server_urls(self) -> Mapping[str, SecretStr]:
+        return {"url": self.url}
 
 
 class Shelf(MemorySink):

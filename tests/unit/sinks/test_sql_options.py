@@ -82,6 +82,56 @@ def test_a_history_of_what_the_log_keeps_is_taken(tmp_path: Path, log: str, patt
     assert load(file, options_model).stores["reports"].kept_whole == {"public.orders": "history"}
 
 
+def of_days(tmp_path: Path, log: str, days: str = "30", pattern: str = "public.orders") -> str | None:
+    """Loads it; the refusal and its hint, if any."""
+    file = tmp_path / "cdc.toml"
+    file.write_text(HISTORY.format(log=log, pattern=pattern) + f"history_days = {days}\n", encoding="utf-8")
+    file.chmod(0o600)
+    try:
+        load(file, options_model)
+    except SettingsError as refused:
+        (problem,) = refused.problems
+        return f"{problem.line()} | {problem.hint}"
+    return None
+
+
+def test_a_history_of_some_days_takes_a_log_that_is_compacted_a_day_later(tmp_path: Path) -> None:
+    assert of_days(tmp_path, "") is None
+    assert of_days(tmp_path, 'cleanup = "compact"\nhistory_hours = 744') is None
+    assert of_days(tmp_path, 'cleanup = "compact"\nhistory_hours = 36', "0.5") is None
+    assert of_days(tmp_path, 'history_hours = 0\n[log.tables."public.events"]\ncleanup = "compact"') is None
+    said = of_days(tmp_path, 'cleanup = "compact"\nhistory_hours = 743')
+    assert said is not None
+    assert "stores.reports.tables.public.orders.history_days: needs every change of public.orders for 30 days, and one more" in said
+    assert "set history_hours = 744 in [log]" in said
+    said = of_days(tmp_path, '[log.tables."public.orders"]\ncleanup = "delete"\nretain_hours = 10000', pattern="public.*")
+    assert said is not None
+    assert "needs the last change of every row of public.orders, and the log lets it go with its age" in said
+    assert 'set cleanup = "compact" in [log.tables."public.orders"] and history_hours = 744' in said
+    for days in ("inf", "0", "-1", "nan"):
+        assert of_days(tmp_path, 'cleanup = "compact"\nhistory_hours = 10000', days) is not None, days
+
+
+def test_days_of_a_table_count_for_it_alone(tmp_path: Path) -> None:
+    file = tmp_path / "cdc.toml"
+    text = HISTORY.format(log="{log}", pattern="public.*") + '[stores.reports.tables."public.orders"]\nhistory_days = 3\n'
+    compacted = 'history_hours = 96\n[log.tables."public.orders"]\ncleanup = "compact"'
+    for log, taken in ((compacted, True), (f'{compacted}\n[log.tables."public.others"]\ncleanup = "compact"', False)):
+        file.write_text(text.format(log=log), encoding="utf-8")
+        file.chmod(0o600)
+        if taken:
+            assert load(file, options_model).stores["reports"].changes_needed("public.orders") == 3
+        else:
+            with pytest.raises(SettingsError) as refused:
+                load(file, options_model)
+            (problem,) = refused.value.problems
+            assert "history: needs every change of public.others" in problem.line()
+            assert "history_days" in (problem.hint or "")
+    alone = {"kind": "sql", "url": "postgresql://x/y", "tables": {"public.orders": {"history_days": 3}}}
+    with pytest.raises(ValidationError, match="how long versions stay, and there are none: set history = true"):
+        options_model("sql").model_validate(alone)
+
+
 @pytest.mark.parametrize(
     "given",
     [

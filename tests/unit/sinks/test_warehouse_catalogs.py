@@ -44,6 +44,11 @@ def test_the_page_shows_a_store_that_there_can_be() -> None:
         ({**REST, "uri": "postgresql://canary"}, "not an address of catalog = .rest."),
         ({**SQL, "token": "canary"}, "knows no `token`"),
         ({**REST, "password": "canary"}, "knows no `password`"),
+        ({**SQL, "scope": "canary"}, "knows no `scope`"),
+        ({"oauth2_server_uri": "https://canary/token"}, "knows no `oauth2_server_uri`"),
+        ({**REST, "token": "t", "audience": "canary"}, "`audience` is about the token that `credential` is for"),
+        ({**REST, "credential": "a:b", "oauth2_server_uri": "canary/token"}, "not an address such as"),
+        ({**REST, "credential": "a:b", "oauth2_server_uri": "https://me:canary@host/token"}, "without a user"),
         ({**SQL, "s3_endpoint": "https://host"}, "knows no `s3_endpoint`"),
         ({**SQL, "warehouse": "/folder"}, "not an address such as .s3:"),
         ({**SQL, "warehouse": "s3://b/x", "s3_access_key": "canary"}, "go together"),
@@ -84,3 +89,19 @@ def test_a_server_and_object_storage_are_told_their_credentials() -> None:
     assert (told.properties["uri"], told.properties["token"]) == ("https://lake.example/api", "t")
     assert (told.properties["s3.access-key-id"], told.properties["s3.secret-access-key"]) == ("key", "secret")
     assert told.properties["client.region"] == "eu-west-1"
+
+
+def test_a_server_is_told_where_its_tokens_come_from() -> None:
+    said = {
+        "credential": "me:secret",
+        "oauth2_server_uri": "https://login/token",
+        "scope": "lake.write",
+        "audience": "lake",
+        "resource": "r",
+    }
+    told = serving(options(**REST, **said)).properties
+    assert (told["oauth2-server-uri"], told["token-exchange-enabled"]) == ("https://login/token", "false")
+    assert {told[key] for key in ("credential", "scope", "audience", "resource")} == {"me:secret", "lake.write", "lake", "r"}
+    alone = serving(options(**REST, credential="me:secret", scope="lake.write")).properties
+    assert "oauth2-server-uri" not in alone
+    assert "token-exchange-enabled" not in alone

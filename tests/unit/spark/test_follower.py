@@ -19,6 +19,7 @@ from cdc.follow import access
 from cdc.follow import follower as followers
 from cdc.follow.apply import Slices
 from cdc.follow.follower import Follower
+from cdc.log.contract import LogReader
 from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
@@ -317,3 +318,49 @@ def test_commits_that_follow_each_other_closely_are_told_together_and_the_last_o
     follower.settled()
     assert written[-1] == 12
     follower.close()
+
+
+class _Courier(MemorySink):
+    """An event store by its traits. Its first opening is broken off behind the sink's own part."""
+
+    def __init__(self, name: str, options: Options) -> None:
+        super().__init__(name, options)
+        self.traits = Traits(events=True)
+        self.is_open = False
+        self.told: list[tuple[Position, bool]] = []
+        """What was committed, and whether it was open then."""
+        self._failures = 1
+
+    def open(self, log: LogReader, epoch: int | None = None) -> Cut:
+        self.is_open = True
+        return super().open(log, epoch)
+
+    def commit(self, cut: Cut) -> None:
+        self.told.append((cut.position, self.is_open))
+
+    def finish(self) -> None:
+        if self._failures:
+            self._failures -= 1
+            raise RuntimeError("broken off")  # which nobody closes a store for
+
+    def close(self) -> None:
+        self.is_open = False
+        super().close()
+
+
+def test_a_store_whose_opening_was_broken_off_is_not_told_where_it_was_as_a_commit(tmp_path: Path) -> None:
+    status.write(
+        tmp_path, "follow-bus", status.FollowerStatus("bus", "memory", 1, "running", position=7, commit_lsn=70, commit_ts_us=9)
+    )
+    log = MemoryLog()
+    log.writer()
+    options = Options.model_validate({"kind": "memory"})
+    courier = _Courier("bus", options)
+    ports = access.Ports(sink=lambda *_: courier)
+    opening = Follower("bus", options, tmp_path, log.reader(), tmp_path, threading.Event(), ports=ports)._opening
+    with pytest.raises(RuntimeError, match="broken off"):
+        opening.open()
+    opening.open()
+    assert courier.told == [(7, False), (7, False)]
+    opening.close()
+    opening.lease.release()

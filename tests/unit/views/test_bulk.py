@@ -338,7 +338,7 @@ def test_runs_are_merged_in_pieces(seed: int) -> None:
     chance = np.random.default_rng(seed)
     runs, first = [], 0
     for size in (100, 1, 37, 0, 64):
-        runs.append(HashRun.of(chance.integers(0, 40, size).astype(np.uint64), first))
+        runs.append(HashRun.of(chance.integers(0, 40, size).astype(np.uint64) << np.uint64(24), first))
         first += size
     pieces = list(merged(runs, 10))
     assert len(pieces) > 3
