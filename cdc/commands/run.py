@@ -122,9 +122,9 @@ def _capture(settings: Settings, stop: threading.Event, in_force: Callable[[], S
 
 
 def _view(settings: Settings, name: str, stop: threading.Event) -> int:
+    from cdc.derive.around import StepLimits
     from cdc.derive.declarations import declared_views
     from cdc.derive.process import run_view
-    from cdc.derive.runner import StepLimits
     from cdc.settings.views import view_named
 
     view = view_named(settings.views, name)
@@ -135,7 +135,7 @@ def _view(settings: Settings, name: str, stop: threading.Event) -> int:
         settings.log.dir,
         settings.run_dir,
         stop,
-        limits=StepLimits(view.batch_rows, view.batch_bytes),
+        limits=StepLimits(view.batch_rows, view.batch_bytes, 3600.0 * view.keep_former_hours),
     )
 
 

@@ -17,7 +17,15 @@ from cdc.commands.output import budget_lasts, console, line, moment, print_json,
 from cdc.terminal import counted, visible
 
 if TYPE_CHECKING:
-    from cdc.report.shape import CaptureReport, FollowerReport, GenerationReport, Report, SourceReport, ViewReport
+    from cdc.report.shape import (
+        CaptureReport,
+        FollowerReport,
+        GenerationReport,
+        Report,
+        SourceReport,
+        ViewGenerationReport,
+        ViewReport,
+    )
 
 WIDE_COLUMNS: Final = 120
 _WIDE: Final = ("store", "kind", "state", ">position", ">behind", ">bytes", ">seconds", ">rows/s", ">written", ">set aside")
@@ -143,6 +151,24 @@ def view_line(view: ViewReport) -> str:
     )
 
 
+def view_generation_lines(view: ViewReport) -> Iterator[str]:
+    """One for each generation of a view, where it has several."""
+    for one in view.generations if len(view.generations) > 1 else ():
+        yield f"generation {one.number} of view {view.view}: {_how_one_stands(one, view.position)}, {size(one.bytes)}"
+
+
+def _how_one_stands(one: ViewGenerationReport, live_at: int) -> str:
+    if one.state == "live":
+        return f"live at {one.position}"
+    if one.state == "kept":
+        return f"kept at {one.position} until {moment(one.until or 0.0)}"
+    if one.error:
+        return f"being built, waits: {one.error}"
+    if one.total:
+        return f"being built, {one.done} of at most {one.total} rows, {100 * one.done // max(one.total, 1)} %"
+    return f"being built, at {one.position} of {live_at}"
+
+
 def _loading_lines(report: Report) -> Iterator[str]:
     for follower in report.followers:
         if (far := follower.catch_up) is not None:
@@ -152,6 +178,7 @@ def _loading_lines(report: Report) -> Iterator[str]:
 
 
 def _generation_lines(report: Report) -> Iterator[str]:
+    yield from (text for view in report.views for text in view_generation_lines(view))
     for one in report.generations:
         yield f"generation {one.number} of {one.store}: {_how_it_stands(one)}"
 

@@ -13,7 +13,7 @@ from rich.live import Live
 
 from cdc.commands.invocation import invocation, open_log
 from cdc.commands.output import console, line, print_json, seconds, size
-from cdc.commands.status import state_of, view_line, view_table
+from cdc.commands.status import state_of, view_generation_lines, view_line, view_table
 from cdc.terminal import counted
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def views(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the views: state, position, how far behind their tables, what they do, and the size of their state."""
+    """List the views: state, position, how far behind their tables, what they do, the size of their state, and their generations."""
     if context.invoked_subcommand is not None:
         return
     settings = invocation(context).settings()
@@ -47,6 +47,8 @@ def views(
     for one in [] if out.is_terminal else found:
         out.print(line(view_line(one)))
     for one in found:
+        for text in view_generation_lines(one):
+            out.print(line(text))
         if why := _trouble(settings, one):
             out.print(line(f"! view {one.view}: {why}"))
     if not found:

@@ -4,7 +4,8 @@ A store that is behind keeps what it still has to read, so that it shows whole c
 does not (it is down, has stopped, or nobody follows it) no longer counts once it has stood still for ``[log] pin_hours``; nor does one that runs and yet
 has not got on for so long, or for an hour where that is longer. And none counts that lacks more than ``[log] pin_mb``.
 Changes that a store has passed and may have to read again (``FollowerStatus.returns_to``) are held in the same way, apart from those that come next.
-A generation of a store that is being built, or kept, counts as a store of its own does, as long as it has a status. So does a view, once it has been built.
+A generation of a store that is being built, or kept, counts as a store of its own does, as long as it has a status. So does a view, once it has been built,
+and its next generation while that is built, and its former one for as long as it is kept.
 """
 
 from __future__ import annotations
@@ -93,6 +94,10 @@ class Pins:
                 pin = StorePin(f"view {name}", tuple(map(literal, view.topics)), 0)
                 reads = view.state in ("starting", "following")
                 found.append(self._pin(settings.log, pin, view, now, log, reads=reads))
+                for beside in (beside for beside in view.generations if beside.state != "live" and beside.position):
+                    pin, building = replace(pin, store=f"view {name}@{beside.number}"), beside.state == "building"
+                    at = replace(view, position=beside.position, moved_at=view.moved_at if building else beside.left_at)
+                    found.append(self._pin(settings.log, pin, at, now, log, reads=reads and building))
         return found
 
     def _pin(

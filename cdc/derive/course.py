@@ -16,8 +16,10 @@ the state is behind                             ``CATCH_UP``: the range is compu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from cdc.model.lineage import Lineage
 from cdc.model.position import Position
@@ -32,14 +34,25 @@ class ViewCourse(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class LeftState:
+    """A state that is kept although its definition is live no more. ``at``: since when, in seconds since 1970. ``cut``: the state's."""
+
+    at: float
+    cut: Position
+
+
+@dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """The facts beside a kernel's state. ``loading``: it is not whole yet. ``even``: nothing came out of the view between these two cuts."""
+    """The facts beside a kernel's state. ``loading``: it is not whole yet. ``even``: nothing came out of the view between these two cuts. ``definition``: the whole of
+    it, as ``DeclaredView`` has it."""
 
     digest: str
     log: str
     history: str
     loading: bool
     even: tuple[int, int] | None = None
+    left: LeftState | None = None
+    definition: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +63,9 @@ class Decision:
 
 def decide(digest: str, mark: ViewMark | None, facts: KernelFacts | None, cut: Position, lineage: Lineage) -> Decision:
     """``digest``: the definition's. ``cut``: the kernel's."""
-    if facts is None:
-        return Decision(ViewCourse.REBUILD, "it has no state yet")
-    if facts.digest != digest:
-        return Decision(ViewCourse.REBUILD, "its definition is another than its state's")
-    if facts.loading or not cut:
-        return Decision(ViewCourse.REBUILD, "its state is not whole")
-    until = lineage.until(facts.history)
-    if facts.log != lineage.log or until is None or cut > until:
-        return Decision(ViewCourse.REBUILD, "its state is of another history of the log")
+    if (why := useless(digest, facts, cut, lineage)) is not None:
+        return Decision(ViewCourse.REBUILD, why)
+    assert facts is not None
     if mark is None:
         return Decision(ViewCourse.REBUILD, "the log has no mark of it")
     if mark.digest != digest:
@@ -72,3 +79,17 @@ def decide(digest: str, mark: ViewMark | None, facts: KernelFacts | None, cut: P
     if cut == mark.cut:
         return Decision(ViewCourse.GO_ON if mark.done is None else ViewCourse.RECONCILE)
     return Decision(ViewCourse.CATCH_UP)
+
+
+def useless(digest: str, facts: KernelFacts | None, cut: Position, lineage: Lineage) -> str | None:
+    """Why this state is none of what the definition makes of the log's changes up to the state's cut; None: it is that, whatever the log has of the view."""
+    if facts is None:
+        return "it has no state yet"
+    if facts.digest != digest:
+        return "its definition is another than its state's"
+    if facts.loading or not cut:
+        return "its state is not whole"
+    until = lineage.until(facts.history)
+    if facts.log != lineage.log or until is None or cut > until:
+        return "its state is of another history of the log"
+    return None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cdc.derive.pieces import topic_table
 from cdc.derive.ports import TextTypes
@@ -31,23 +31,32 @@ from cdc.views.syntax import QuerySyntax, TableName
 
 MEMORY: Final = "256MB"
 """The most that a kernel's engine holds in memory; the rest lies on the disk. Pages of the rows that it keeps are beside that (``cdc.views.state.PAGES_KB``)."""
+_NOT_OF_ROWS: Final = {"batch_rows", "batch_bytes", "keep_former_hours"}
+_CODE: Final = "code"
+"""In a definition: which version of its function."""
 _DEFAULT_SCHEMA: Final = "public"
 """Where a table is whose schema is not written."""
 
 
 def declared_views(settings: Settings) -> Mapping[str, SqlView]:
     """All of them. Raises ConfigError for a text that is not a query, and for views that are computed from one another in a circle."""
-    found: dict[str, SqlView] = {}
-    for name, view in settings.views.items():
-        query = nested_query(name, view) if view.root else NestedQuery(view.sql, ())
-        try:
-            found[name] = SqlView(name, view, query, tuple(_topics(parsed_query(query.sql))))
-        except PartRefused as refusal:
-            placed = refusal.placed(query.sql)
-            at = f"views.{name}.{query.places[placed.place[0] - 1]}: {refusal}" if query.places else f"views.{name}.sql: {placed}"
-            raise ConfigError(at, hint=placed.hint) from None
-    refuse_circles({name: one.topics for name, one in found.items()})
-    return found
+    found = {name: _declared(name, view) for name, view in settings.views.items()}
+    reads = {name: one.topics for name, one in found.items()}
+    refuse_circles(reads)
+    return {
+        name: replace(one, beside={other: topics for other, topics in reads.items() if other != name})
+        for name, one in found.items()
+    }
+
+
+def _declared(name: str, view: View) -> SqlView:
+    query = nested_query(name, view) if view.root else NestedQuery(view.sql, ())
+    try:
+        return SqlView(name, view, query, tuple(_topics(parsed_query(query.sql))))
+    except PartRefused as refusal:
+        placed = refusal.placed(query.sql)
+        at = f"views.{name}.{query.places[placed.place[0] - 1]}: {refusal}" if query.places else f"views.{name}.sql: {placed}"
+        raise ConfigError(at, hint=placed.hint) from None
 
 
 def refuse_circles(reads: Mapping[str, Sequence[str]]) -> None:
@@ -89,8 +98,8 @@ def _tables(part: object) -> Iterator[TableName]:
         for one in part:
             yield from _tables(one)
     elif is_dataclass(part):
-        for field in fields(part):
-            yield from _tables(getattr(part, field.name))
+        for member in fields(part):
+            yield from _tables(getattr(part, member.name))
 
 
 @dataclass(frozen=True)
@@ -101,6 +110,26 @@ class SqlView:
     view: View
     query: NestedQuery
     topics: tuple[str, ...]
+    beside: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The other views, and the topics that each of them reads."""
+
+    @property
+    def definition(self) -> Mapping[str, Any]:
+        said = self.view.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=_NOT_OF_ROWS)
+        return said | {_CODE: self._mark} if self.view.python else said
+
+    def former(self, definition: Mapping[str, Any]) -> SqlView | None:
+        """None where its function is not the one that is loaded now, and where it would be computed from itself through another view."""
+        said = dict(definition)
+        code = said.pop(_CODE, "")
+        try:
+            found = _declared(self.name, View.model_validate_json(json.dumps(said)))
+            refuse_circles({**self.beside, self.name: found.topics})
+        except (ConfigError, ValueError):  # another version's text
+            return None
+        if found.view.python and (not code or (found.view.python, code) != (self.view.python, self._mark)):
+            return None
+        return replace(found, beside=self.beside)
 
     @property
     def declaration(self) -> str:

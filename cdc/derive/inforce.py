@@ -27,6 +27,7 @@ class ViewWaits(Exception):
 class ViewInForce:
     """``digest``: stands for the definition, and for all of its topics' that its rows follow from."""
 
+    declared: DeclaredView
     view: BoundView
     reads: Mapping[str, TopicReads]
     digest: str
@@ -42,7 +43,7 @@ def in_force(declared: DeclaredView, log: LogReader, at: Position) -> ViewInForc
         schemas[topic] = schema
     view = declared.bind(schemas)
     reads = {topic: TopicReads.of(schemas[topic], columns) for topic, columns in view.reads.items()}
-    return ViewInForce(view, reads, _digest(view, reads))
+    return ViewInForce(declared, view, reads, _digest(view, reads))
 
 
 def _digest(view: BoundView, reads: Mapping[str, TopicReads]) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from cdc.views.contract import Kernel
 
@@ -24,6 +25,15 @@ class DeclaredView(Protocol):
     @property
     def declaration(self) -> str:
         """Stands for all that ``cdc.toml`` says of it: where it is another, so is the view."""
+        ...
+
+    @property
+    def definition(self) -> Mapping[str, Any]:
+        """The whole of what its rows follow from, readable, as JSON holds it: what ``former`` takes."""
+        ...
+
+    def former(self, definition: Mapping[str, Any]) -> DeclaredView | None:
+        """The view of this name as it was once defined so; None where that cannot be computed any more."""
         ...
 
     def bind(self, schemas: Mapping[str, TopicSchema]) -> BoundView:
@@ -47,6 +57,11 @@ class BoundView(Protocol):
     @property
     def key(self) -> Sequence[str]:
         """The key's columns."""
+        ...
+
+    @property
+    def table(self) -> Table:
+        """The view's topic, as its first rows would define it."""
         ...
 
     @property

@@ -11,10 +11,11 @@ from typing import Final
 
 import structlog
 
+from cdc.derive.around import Around, Halted, StepLimits
 from cdc.derive.inforce import ViewWaits
 from cdc.derive.ports import DeclaredView
 from cdc.derive.reporter import ViewReporter
-from cdc.derive.runner import Around, Halted, StepLimits, ViewRunner
+from cdc.derive.runner import ViewRunner
 from cdc.derive.statefolder import FOLDER, StateFolder, StateHeld
 from cdc.errors import HeadwaterError, Stopped, StopState
 from cdc.log.contract import LogReader
@@ -32,27 +33,30 @@ _log = structlog.get_logger("views")
 
 
 def keep_up(runner: ViewRunner, log: LogReader, report: ViewReporter, stop: threading.Event) -> None:
-    """Takes a step whenever the log has more, until it is asked to end."""
+    """Takes a step whenever the log has more, and between two of them a slice of what is built beside, until it is asked to end."""
     waits = False
     while not stop.is_set():
         runner.move_mark()
+        runner.forget_former()
         if not waits:
             report.say(runner)
-        if log.wait(runner.at, LOOK_S).position <= runner.at:
-            continue
-        began, taken, written = time.monotonic(), runner.counts.taken, runner.counts.written
-        try:
-            moved = runner.step()
-        except ViewWaits as waiting:
-            waits = True
-            report.wait(str(waiting))
-            stop.wait(LOOK_S)
-            continue
-        waits = False
-        took_s = time.monotonic() - began
-        if moved and runner.counts.taken > taken:
-            report.stepped(took_s, runner.counts.taken - taken, runner.counts.written - written)
-        stop.wait(min(REST_S_MAX, took_s))
+        building = runner.building
+        rest_s = 0.0
+        if log.wait(runner.at, 0.0 if building else LOOK_S).position > runner.at:
+            began, taken, written = time.monotonic(), runner.counts.taken, runner.counts.written
+            try:
+                moved, waits = runner.step(), False
+                took_s = time.monotonic() - began
+                if moved and runner.counts.taken > taken:
+                    report.stepped(took_s, runner.counts.taken - taken, runner.counts.written - written)
+                rest_s = min(REST_S_MAX, took_s)
+            except ViewWaits as waiting:
+                waits, rest_s = True, LOOK_S
+                report.wait(str(waiting))
+        if building:
+            runner.build()
+        else:
+            stop.wait(rest_s)
 
 
 def run_view(
@@ -77,7 +81,6 @@ def run_view(
         log = stack.enter_context(closing(open_reader(log_dir)))
         runner = ViewRunner(name, declared, Around(log, log_dir, run_dir, _pump(stop)), folder, limits)
         stack.enter_context(closing(runner))
-        report.measures(folder)
         try:
             if _begin(runner, report, stop):
                 keep_up(runner, log, report, stop)

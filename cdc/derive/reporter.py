@@ -11,7 +11,6 @@ import structlog
 
 from cdc.derive.ports import DeclaredView
 from cdc.derive.runner import ViewRunner
-from cdc.derive.statefolder import StateFolder
 from cdc.pace import Rate
 from cdc.state import status
 
@@ -35,13 +34,9 @@ class ViewReporter:
             self._status.commit_ts_us, self._status.commit_lsn = before.commit_ts_us, before.commit_lsn
         self._written: tuple[object, ...] = ()
         self._written_at = self._measure_at = float("-inf")
+        self._bytes: dict[int, int] = {}
         self._rates = Rate(time.monotonic()), Rate(time.monotonic())
-        self._folder: StateFolder | None = None
         self._write()
-
-    def measures(self, folder: StateFolder) -> None:
-        """Whose size is shown."""
-        self._folder = folder
 
     def wait(self, why: str) -> None:
         if self._status.error != why:
@@ -65,10 +60,14 @@ class ViewReporter:
         one.written, one.taken, one.built = runner.counts.written, runner.counts.taken, runner.why
         taken, written = self._rates
         one.taken_per_s, one.written_per_s = taken.per_s(runner.counts.taken, now), written.per_s(runner.counts.written, now)
-        if self._folder is not None and now >= self._measure_at:
-            one.state_bytes, one.state_rows = self._folder.bytes(), runner.kept_rows()
+        one.topics, one.generations = runner.topics, runner.generations()
+        if now >= self._measure_at:
+            self._bytes, one.state_rows = runner.state_bytes(), runner.kept_rows()
             took_s = time.monotonic() - now
             self._measure_at = now + max(SIZE_S, SIZE_SHARE * took_s)
+        for generation in one.generations:
+            generation.bytes = self._bytes.get(generation.number, 0)
+            one.state_bytes = generation.bytes if generation.state == "live" else one.state_bytes
         self._write()
 
     def _follows(self) -> None:
@@ -85,7 +84,8 @@ class ViewReporter:
 
     def _write(self) -> None:
         one, now = self._status, time.monotonic()
-        content = (one.state, one.error, one.position, one.written, one.steps, one.state_bytes, one.state_rows)
+        generations = [(each.number, each.state, each.position, each.done, each.error) for each in one.generations]
+        content = (one.state, one.error, one.position, one.written, one.steps, one.state_bytes, one.state_rows, generations)
         if content == self._written and now - self._written_at < status.BEAT_S:
             return
         self._written, self._written_at = content, now

@@ -5,90 +5,61 @@ A step's output is a pure function of its range, and the log keeps, in the same 
 (``cdc.views.marks``). So a process that ends anywhere in between is followed by one that reads the mark, computes what the state lacks
 again, and hands over what the log lacks: ``cdc.derive.course`` decides that. Of two processes the inbox lets only the one hand over that
 began last.
+
+The mark also says of which definition the topic's rows are. Where the configuration has another one since, that former one is still followed
+while the next generation is built beside it (``cdc.derive.nextgeneration``), and then the topic gets what differs, with a mark of the new one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
 import structlog
 
-from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
-from cdc.derive.course import Decision, KernelFacts, ViewCourse, decide
+from cdc.derive.around import Around, StepCounts, StepLimits
+from cdc.derive.computation import PAST_BYTES, Computation
+from cdc.derive.course import Decision, ViewCourse, decide
 from cdc.derive.inforce import ViewInForce, ViewWaits, in_force
-from cdc.derive.netrange import Redefined, loaded, net
-from cdc.derive.pieces import difference, pieces, rowless, topic_table
+from cdc.derive.netrange import Redefined
+from cdc.derive.nextgeneration import OVERTAKEN, REDEFINED, UNREADABLE, NextGeneration
+from cdc.derive.pieces import difference, pieces, rowless
 from cdc.derive.ports import DeclaredView
 from cdc.derive.statefolder import StateFolder
-from cdc.derive.viewstate import ViewState
+from cdc.derive.viewgenerations import ViewGenerations
 from cdc.derive.wholeness import lacking
+from cdc.diskspace import FULL
 from cdc.errors import HeadwaterError, PositionGone, Stopped, StopState
-from cdc.inbox.definition import refuses
-from cdc.inbox.handover import Handover, HandoverDeadline, draw_token
+from cdc.inbox.handover import Handover, HandoverDeadline
+from cdc.inbox.verdicts import InboxMark
 from cdc.log.contract import LogReader
 from cdc.model.batch import META_FIELDS
-from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
-from cdc.model.table import Table
-from cdc.replay.state import refuse_superseded, rows_as_of
+from cdc.model.position import START, ZERO_CUT, Lsn, Position
+from cdc.replay.state import rows_as_of
 from cdc.settings.views import topic_of
 from cdc.state import status
-from cdc.views.contract import Delta, Kernel, StateDamaged, StateFull, ViewRefused
+from cdc.views.contract import Delta, StateDamaged, StateFull
 from cdc.views.marks import ViewMark, producer_of
 
 MARK_S: Final = 1.0
 """A mark that brings no changes is handed over so often at most."""
+WAITS_S: Final = 0.5
+"""The building of the next generation goes on after so long when a table is not whole,"""
+AGAIN_S: Final = 60.0
+"""and after so long when it failed."""
+ANOTHER: Final = "its definition is another than that of its rows in the log"
 _NEVER: Final = 10.0**9
-_PAST_BYTES: Final = 256 * 2**20
-"""The memory for finding a table's rows among its changes, as much as a kernel is given: up to some millions of rows, no key goes by way of a file."""
-_REDEFINED: Final = "a table that it reads was defined otherwise"
-_UNREADABLE: Final = "its state cannot be read"
 
 _log = structlog.get_logger("views")
-
-
-class Halted(HeadwaterError):
-    """The process was asked to end while a view waited for something."""
-
-
-@dataclass(frozen=True, slots=True)
-class Around:
-    """The log in which a view is kept up. ``log_dir``: its folder. ``pump``: brings things forward while a group waits in the inbox; it may raise to end that
-    (``Halted``)."""
-
-    log: LogReader
-    log_dir: Path
-    run_dir: Path
-    pump: Callable[[], None]
-    clock: Clock = MACHINE
-    token: Callable[[], str] = draw_token
-    """Draws the word by which an opening of the producer is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """The most that one step takes of the log."""
-
-    rows: int = 200_000
-    bytes: int = 64 * 2**20
-
-
-@dataclass(slots=True)
-class StepCounts:
-    """``taken``: changes of the view's topics that were taken in. ``written``: changes of its own that were handed over."""
-
-    taken: int = 0
-    written: int = 0
 
 
 class ViewRunner:
     """One view's. For one thread.
 
-    ``declared``: the view. ``folder``: of its state.
+    ``declared``: the view. ``folder``: of its states.
     """
 
     def __init__(
@@ -97,12 +68,12 @@ class ViewRunner:
         self.name = name
         self._declared = declared
         self._around = around
-        self._state = ViewState(folder)
         self._limits = limits or StepLimits()
         self._handover = Handover(around.log_dir, around.run_dir, producer_of(name), around.pump, around.token)
-        self._view: ViewInForce | None = None
+        self._generations = ViewGenerations(folder)
+        self._live: Computation | None = None
+        self._next: NextGeneration | None = None
         self._marked_at = float("-inf")
-        self._again_at_head = False
         self.at = START
         """Up to here the view's rows in the log, or on their way into it, show what its sources had."""
         self.counts = StepCounts()
@@ -122,92 +93,137 @@ class ViewRunner:
     # --- beginning -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Opens the producer, so that every earlier runner is fenced, and brings state and topic together.
+        """Opens the producer, so that every earlier runner is fenced, and brings state and topic together: with the definition that the topic's rows are of where that
+        can be gone on with, else with the declared one.
 
         Raises ViewWaits while a source is not whole, Stopped, HeadwaterError; it can be called again.
         """
-        self._state.close()
-        self._refuse_lacking()
-        head = self._log.head()
-        self._bind(head)
+        self._live = None
+        self._generations.look()
+        self._next = self._generation()
+        wanted, waits = self._wanted()
+        if waits is not None and self._shown(wanted, self._mark_in_log()) is None:
+            raise waits
         crashpoint("derive.opening")
         mark = ViewMark.read(self._handover.open(HandoverDeadline.within(_NEVER)).to)
-        decision = self._course(mark)
-        if decision.course is ViewCourse.REBUILD:
-            self._rebuild(decision.why)
-            return
-        assert mark is not None
-        try:
-            self._go_on(mark, decision.course)
-        except Redefined:
-            self._rebuild(_REDEFINED)
-        except PositionGone as gone:
-            self._too_late(gone)
-        except StateDamaged as damaged:
-            self._damaged(damaged)
+        shown = self._shown(wanted, mark)
+        why = "" if mark is None else ANOTHER
+        if mark is not None and shown is not None:
+            why = self._resume(shown, mark)
+        self._tidy(mark)
+        if self._live is None:
+            if waits is not None:
+                raise waits
+            self._finish(why)
 
-    def _go_on(self, mark: ViewMark, course: ViewCourse) -> None:
-        self.at = self._state.kernel.cut
+    def _generation(self) -> NextGeneration:
+        return NextGeneration(self.name, self._declared, self._around, self._generations, self._limits)
+
+    def _wanted(self) -> tuple[ViewInForce | None, ViewWaits | None]:
+        """The declared definition over its topics as they are, or what that waits for."""
+        assert self._next is not None
+        try:
+            return self._next.bind(), None
+        except ViewWaits as waits:
+            return None, waits
+
+    def _mark_in_log(self) -> ViewMark | None:
+        with suppress(ValueError):
+            return ViewMark.read(InboxMark.decode(self._log.marks().get(self._handover.producer)).to)
+        return None
+
+    def _shown(self, wanted: ViewInForce | None, mark: ViewMark | None) -> Computation | None:
+        """The computation that the topic's rows are of; None where it is not known any more, or cannot be done."""
+        if mark is None or self._next is None:
+            return None
+        if wanted is not None and wanted.digest == mark.digest:
+            return self._next.computation
+        state = self._generations.of(mark.digest)
+        if state is None or state.facts is None:
+            return None
+        former = self._declared.former(state.facts.definition)
+        if former is None or lacking(self._log, self._around.run_dir, former.topics) is not None:
+            return None
+        try:
+            view = in_force(former, self._log, self._log.head().position)
+        except (ViewWaits, HeadwaterError):
+            return None
+        return Computation(self.name, view, state, self._around, self._limits) if view.digest == mark.digest else None
+
+    def _resume(self, shown: Computation, mark: ViewMark) -> str:
+        """Goes on with what the topic shows; or says why that is not possible, and has nothing left of its state then."""
+        following = self._next
+        assert following is not None
+        declared = shown is following.computation
+        decision = self._course(shown, mark)
+        why = decision.why
+        if decision.course is not ViewCourse.REBUILD:
+            try:
+                self._go_on(shown, mark, decision.course)
+                shown.state.note(left=None)
+                self._next = None if declared else following
+                return ""
+            except (Redefined, PositionGone, StateDamaged) as lost:
+                why = self._why(lost)
+            except Stopped as stopped:
+                if declared or stopped.state is not StopState.VIEW_REFUSED:
+                    raise
+                self._part()  # the declared one need not stop by that, too
+                return ANOTHER
+        self._live = None
+        if declared:
+            following.begin_again()
+            return why
+        self._generations.forget(shown.state)
+        return ANOTHER
+
+    def _go_on(self, shown: Computation, mark: ViewMark, course: ViewCourse) -> None:
+        self._live = shown
+        self.at = shown.cut
         if course is ViewCourse.CATCH_UP:
-            self._catch_up(mark)
+            self._catch_up(shown, mark)
         elif course is ViewCourse.RECONCILE:
-            self._reconcile(self._state.kernel.cut)
+            self._reconcile(shown.cut)
         self.at = max(self.at, mark.cut)
 
-    def _too_late(self, gone: PositionGone) -> None:
-        _log.warning(f"view {self.name} is computed from the beginning: {gone}", facts={"view": self.name})
-        self._rebuild("the log no longer has all changes since its last step")
+    def _why(self, lost: Redefined | PositionGone | StateDamaged) -> str:
+        """Why a state cannot be gone on with."""
+        if isinstance(lost, PositionGone):
+            _log.warning(f"view {self.name} is computed from the beginning: {lost}", facts={"view": self.name})
+            return OVERTAKEN
+        if isinstance(lost, StateDamaged):
+            _log.warning(f"the state of view {self.name} cannot be read", problem=str(lost))
+            return UNREADABLE
+        return REDEFINED
 
-    def _damaged(self, damaged: StateDamaged) -> None:
-        _log.warning(f"the state of view {self.name} cannot be read", problem=str(damaged))
-        self._rebuild(_UNREADABLE)
-
-    def _refuse_lacking(self) -> None:
-        why = lacking(self._log, self._around.run_dir, self._declared.topics)
-        if why is not None:
-            raise ViewWaits(why)
-
-    def _bind(self, at: Cut) -> None:
-        try:
-            self._view = in_force(self._declared, self._log, at.position)
-        except ViewRefused as refused:
-            raise self._refused(refused) from None
-
-    def _course(self, mark: ViewMark | None) -> Decision:
-        facts, lineage = self._state.facts, self._log.lineage()
+    def _course(self, shown: Computation, mark: ViewMark) -> Decision:
+        facts, lineage = shown.state.facts, self._log.lineage()
         assert lineage is not None
-        digest = self._bound.digest
-        if facts is None or facts.digest != digest or facts.loading:
+        digest = shown.view.digest
+        if facts is None or facts.loading:
             return decide(digest, mark, facts, START, lineage)
         try:
-            cut = self._state.open(self._bound).cut
+            cut = shown.state.open(shown.view).cut
         except (Stopped, StateFull):
             raise
         except Exception as error:  # whatever a damaged file leads to
             problem = str(error) if isinstance(error, StateDamaged) else type(error).__name__
             _log.warning(f"the state of view {self.name} cannot be read", problem=problem)
-            return Decision(ViewCourse.REBUILD, _UNREADABLE)
+            return Decision(ViewCourse.REBUILD, UNREADABLE)
         return decide(digest, mark, facts, cut, lineage)
 
-    def _catch_up(self, mark: ViewMark) -> None:
+    def _catch_up(self, shown: Computation, mark: ViewMark) -> None:
         """Brings the state to the mark. What the log has of the output is not handed over again."""
-        kernel = self._state.kernel
         if mark.done is None:
-            self._pass(mark.cut)
+            shown.pass_to(mark.cut)
             return
-        if kernel.cut < mark.begin:
-            self._pass(mark.begin)
-        history = self._history()
-        deltas = self._deltas(kernel.cut, mark.cut, wait=False)
-        found = self._groups(self._advance(deltas, mark.cut))
-        self._hand_over(found, mark, done=mark.done)
-        self._commit(history)
-
-    def _pass(self, to: Position) -> None:
-        """The state moves on; the log has all that comes out of it."""
-        history = self._history()
-        self._advance(self._deltas(self._state.kernel.cut, to, wait=False), to)
-        self._commit(history)
+        if shown.cut < mark.begin:
+            shown.pass_to(mark.begin)
+        history = shown.history()
+        deltas = shown.deltas(mark.cut, wait=False)
+        found = self._groups(shown.advance(deltas, mark.cut))
+        self._hand_over(found[mark.done :], mark, mark.done)
+        shown.commit(history)
 
     # --- steps ---------------------------------------------------------------------------------------------------------
 
@@ -216,46 +232,66 @@ class ViewRunner:
 
         Raises ViewWaits, Stopped, HeadwaterError when another runner has begun since; after any of them the view has to ``begin`` again.
         """
+        live = self._live
+        if live is None:
+            self._finish(self.why)
+            return True
         head = self._log.head().position
-        if self._state.kernel.cut >= head or self.at >= head:
+        if live.cut >= head or self.at >= head:
             return False
         try:
-            return self._step(head)
-        except Redefined:
-            self._refuse_lacking()
-            self._bind(self._log.head())
-            self._rebuild(_REDEFINED)
-        except PositionGone as gone:
-            self._too_late(gone)
-        except StateDamaged as damaged:  # in a page that no step had read until now
-            self._damaged(damaged)
+            return self._step(live)
+        except (Redefined, PositionGone, StateDamaged) as lost:  # damage in a page that no step had read until now
+            self._part()
+            self.why = self._why(lost)
+            self._generations.forget(live.state)
+        except StateFull:
+            self._make_room()
+            raise
+        except Stopped as stopped:
+            if self._next is None or stopped.state is not StopState.VIEW_REFUSED:
+                raise
+            self._part()  # the declared one need not stop by that, too
+            self.why = ANOTHER
+        self._next = self._next or self._generation()
+        self._finish(self.why)
         return True
 
-    def _step(self, head: Position) -> bool:
-        begin = self._state.kernel.cut
-        to = self._log.cut_within(self.at, self._limits.rows, self._limits.bytes).position
-        if self._again_at_head:
-            to = head
+    def _part(self) -> None:
+        """What the topic shows is not gone on with."""
+        if self._live is not None:
+            self._live.close()
+        self._live = None
+
+    def _make_room(self) -> None:
+        """Its disk is full: what can be computed again goes."""
+        self._generations.drop(float("inf"))
+        if self._next is not None:
+            self._next.begin_again()
+
+    def _step(self, live: Computation) -> bool:
+        begin = live.cut
+        to = live.reach(self.at)
         if to <= self.at:
             return False
-        history = self._history()
-        deltas = self._deltas(begin, to)
-        self._again_at_head = False
+        history, taken = live.history(), live.counts.taken
+        deltas = live.deltas(to)
         if not deltas:
             self._pass_over(to)
             return True
-        output = self._advance(deltas, to)
+        output = live.advance(deltas, to)
+        self.counts.taken += live.counts.taken - taken
         crashpoint("derive.advanced")
         groups = self._groups(output)
-        mark = ViewMark(self._bound.digest, begin, to)
+        mark = ViewMark(live.view.digest, begin, to)
         if not groups:
-            self._even(to)
-            self._commit(history)
+            self._even(live, to)
+            live.commit(history)
             self._pass_over(to)
             return True
         self._hand_over(groups, mark)
         crashpoint("derive.handed_over")
-        self._commit(history)
+        live.commit(history)
         self.at = to
         return True
 
@@ -268,159 +304,168 @@ class ViewRunner:
         """Hands over how far the view is, where the log does not know it and has not learnt it for a while."""
         held = ViewMark.read(self._handover.mark.to)
         now = self._around.clock.monotonic()
-        if held is None or held.cut >= self.at or now - self._marked_at < MARK_S:
+        if self._live is None or held is None or held.cut >= self.at or now - self._marked_at < MARK_S:
             return
         self._marked_at = now
-        self._handover.leave(ViewMark(self._bound.digest, held.cut, self.at).text)
+        self._handover.leave(ViewMark(self._live.view.digest, held.cut, self.at).text)
 
-    def _even(self, to: Position) -> None:
+    def _even(self, live: Computation, to: Position) -> None:
         """Says durably that nothing comes out of the view between the log's mark and this cut, where its state is about to be."""
         held = ViewMark.read(self._handover.mark.to)
         assert held is not None
-        self._state.note(even=(held.cut, to))
+        live.state.note(even=(held.cut, to))
         crashpoint("derive.even")
 
-    def _deltas(self, after: Position, to: Position, *, wait: bool = True) -> dict[str, Delta]:
-        found = {}
-        for topic, reads in self._bound.reads.items():
-            if self._log.last_change(topic, to) <= after:
-                continue
-            one = net(reads, self._log.read(topic, after, to, self._state.history))
-            if one.begins_again and wait and (why := lacking(self._log, self._around.run_dir, [topic])) is not None:
-                self._again_at_head = True
-                raise ViewWaits(why)
-            if one.delta is not None:
-                found[topic] = one.delta
-        for known in self._log.topics():  # asked last: they may have been compacted meanwhile
-            if known.name in self._bound.reads:
-                refuse_superseded(known, to)
-        return found
-
-    def _advance(self, deltas: Mapping[str, Delta], to: Position, partial: bool = False) -> Delta:
-        self.counts.taken += sum(delta.rows.num_rows + delta.gone.num_rows for delta in deltas.values())
-        try:
-            return self._state.kernel.advance(deltas, to, partial)
-        except StateFull:
-            raise
-        except HeadwaterError as refused:  # such as a value that the view has no exact answer for
-            raise self._refused(refused) from None
-
-    def _refused(self, refused: HeadwaterError) -> Stopped:
-        """Names the view once, and both ways on: a view that is defined otherwise is tried again by itself."""
-        named = f"view {self.name}"
-        message = str(refused) if str(refused).startswith(named) else f"{named}: {refused}"
-        ways = f"{refused.hint}; " if refused.hint else ""
-        helps = f"{ways}{self._ways_on}"
-        return Stopped(StopState.VIEW_REFUSED, message, hint=helps)
-
-    @property
-    def _ways_on(self) -> str:
-        return f"with another [views.{self.name}] restart cdc run, else cdc resume VIEW_REFUSED:{status.view_part(self.name)}"
-
     def _groups(self, output: Delta) -> list[list[pa.RecordBatch]]:
+        view = self._bound.view
         if output.emptied:
-            output = difference(output.rows, self._held(), self._bound.view.key)
-        return pieces(output, self._bound.view.key, self._bound.view.typed)
+            output = difference(output.rows, self._held(), view.key)
+        return pieces(output, view.key, view.typed)
 
     def _hand_over(self, groups: list[list[pa.RecordBatch]], mark: ViewMark, done: int = 0) -> None:
-        """All but the first ``done`` groups of the mark's range; the last one carries the mark itself."""
+        """The groups of the mark's range that are left behind the first ``done``; the last one carries the mark itself."""
         deadline = HandoverDeadline.within(_NEVER)
-        for number, batches in enumerate(groups[done:], done + 1):
-            last = number == len(groups)
-            self._handover.deliver(
-                (mark if last else mark.part(number)).text, self.topic, tuple(self._bound.view.key), batches, deadline
-            )
+        for number, batches in enumerate(groups, 1):
+            to = mark if number == len(groups) else mark.part(done + number)
+            self._handover.deliver(to.text, self.topic, tuple(self._bound.view.key), batches, deadline)
             self.counts.written += sum(map(len, batches))
             self._marked_at = self._around.clock.monotonic()
             crashpoint("derive.group_taken")
 
-    def _commit(self, history: str) -> None:
-        self._state.kernel.commit()
-        crashpoint("derive.committed")
-        self._state.note(history=history)
+    # --- generations ---------------------------------------------------------------------------------------------------
 
-    # --- from the beginning --------------------------------------------------------------------------------------------
+    @property
+    def building(self) -> bool:
+        """A slice of the next generation's building can be taken beside the live one."""
+        return self._next is not None and self._live is not None and self._next.due
 
-    def _rebuild(self, why: str) -> None:
-        """Computes the view from its sources as of the log's head, and hands over in what its topic differs from that.
+    @property
+    def topics(self) -> list[str]:
+        """Those that its generations read."""
+        live = [] if self._live is None else self._live.view.declared.topics
+        return list(dict.fromkeys([*self._declared.topics, *live]))
 
-        So nothing that a store shows of it disappears meanwhile. Raises PositionGone where the log no longer has a source as a whole.
-        """
-        began = self._around.clock.monotonic()
-        self._state.close()
-        self.why = why
-        lineage, cut = self._log.lineage(), self._log.head().position
-        assert lineage is not None
-        self._state.begin_again(KernelFacts(self._bound.digest, lineage.log, lineage.history, loading=True))
-        crashpoint("derive.cleared")
-        kernel = self._state.open(self._bound)
-        self._refuse_other_shape(kernel.rows())
-        self._load(kernel, cut)
-        crashpoint("derive.loaded")
-        self._state.note(loading=False)
-        crashpoint("derive.whole")
-        self._reconcile(cut)
-        facts = {
-            "view": self.name,
-            "position": cut,
-            "seconds": round(self._around.clock.monotonic() - began, 3),
-            "changes": self.counts.written,
-        }
-        _log.info(f"view {self.name} was computed from the beginning: {why}", facts=facts)
-
-    def _refuse_other_shape(self, rows: pa.Table) -> None:
-        """Raises Stopped where the topic, as it is in the log, cannot go on with rows of these columns and with this key."""
-        known, view = self._known(), self._bound.view
-        why = None if known is None else refuses(known, topic_table(self.topic, rows, view.key, view.typed))
-        if why is not None:
-            raise Stopped(
-                StopState.VIEW_REFUSED,
-                f"view {self.name} cannot go on as {self.topic}: {why}",
-                hint=f"give the new definition another name than [views.{self.name}], or take the change back; {self._ways_on}",
+    def generations(self) -> list[status.ViewGeneration]:
+        """Those that have a state: how far they are."""
+        found = []
+        if self._live is not None:
+            found.append(status.ViewGeneration(self._live.state.number, "live", self.at))
+        if self._next is not None and self._next.computation is not None:
+            one, state = self._next, self._next.computation.state
+            done, of = (0, 0) if one.loaded is None else (one.loaded, self._next.computation.source_rows())
+            found.append(
+                status.ViewGeneration(
+                    state.number, "building", one.at, done, of, error=one.suspended.why if one.suspended else None
+                )
             )
+        for state in [state for state in self._generations.left if state.number not in {one.number for one in found}]:
+            assert state.facts is not None
+            assert state.facts.left is not None
+            left = state.facts.left
+            until = left.at + self._limits.kept_s
+            found.append(status.ViewGeneration(state.number, "kept", left.cut, left_at=left.at, until=until))
+        return found
 
-    def _known(self) -> Table | None:
-        """The topic's definition in the log; None before the view's first group is there."""
-        return next((topic.table for topic in self._log.topics() if topic.name == self.topic), None)
+    def state_bytes(self) -> dict[int, int]:
+        """The size of each generation on the disk, by its number."""
+        return self._generations.bytes()
 
-    def _load(self, kernel: Kernel, cut: Position) -> None:
-        """In pieces, each of which is as good as a change of the log. Between them the state is no cut's; it is not used before the last."""
-        for number, (delta, last) in enumerate(_with_last(self._chunks(cut)), 1):
-            # Counters until the last: a piece has a row at least, so there are no more of them than positions.
-            self._advance(delta, cut if last else Position(number), partial=not last)
-            kernel.commit()
-            crashpoint("derive.loading")
+    def build(self) -> bool:
+        """Takes one slice of the next generation's building beside the live one; once that is done, the topic goes over to it. False: nothing can be done now.
 
-    def _chunks(self, cut: Position) -> Iterator[dict[str, Delta]]:
-        for topic, reads in self._bound.reads.items():
-            waiting: list[pa.RecordBatch] = []
-            for batch in rows_as_of(self._log, topic, cut, memory_bytes=_PAST_BYTES):
-                if not len(batch):
-                    continue
-                waiting.append(batch)
-                if sum(map(len, waiting)) >= self._limits.rows or sum(one.nbytes for one in waiting) >= self._limits.bytes:
-                    yield {topic: loaded(reads, waiting)}
-                    waiting = []
-            if waiting:
-                yield {topic: loaded(reads, waiting)}
+        Raises as ``step``.
+        """
+        following = self._next
+        if following is None or not self.building:
+            return False
+        try:
+            if not following.step():
+                return True
+        except ViewWaits as waits:
+            following.suspend(str(waits), WAITS_S)
+            return False
+        except (HeadwaterError, OSError) as error:
+            if isinstance(error, Stopped) and not isinstance(error, PositionGone):
+                raise
+            if isinstance(error, StateFull) or (isinstance(error, OSError) and error.errno in FULL):
+                self._make_room()
+            following.suspend(str(error), AGAIN_S)
+            return False
+        self._swap(ANOTHER)
+        return True
+
+    def _finish(self, why: str) -> None:
+        """Builds the next generation with nothing beside it: the topic stands still until it goes over. ``why``: it is computed, if its state itself does not say it."""
+        following = self._next
+        assert following is not None
+        following.beside = False
+        while not following.step():
+            pass
+        self._swap(why)
+
+    def _swap(self, why: str) -> None:
+        """The topic goes over to the next generation, whose state is as of the log's head: it gets what differs, and with the last of that the mark.
+
+        So nothing that a store shows of it disappears meanwhile.
+        """
+        assert self._next is not None
+        one, anew = self._next.computation, self._next.why
+        assert one is not None
+        shown, former = ViewMark.read(self._handover.mark.to), self._live
+        cut = one.cut
+        if shown is not None and shown.digest != one.view.digest:
+            at = former.cut if former is not None else shown.reflected
+            self._generations.leave(shown.digest, self._around.now(), at)
+        crashpoint("derive.swapping")
+        self._live, self._next = one, None
+        self._reconcile(cut)
+        crashpoint("derive.swapped")
+        self.why = (why or anew) if anew else ""
+        self.counts.taken += one.counts.taken
+        one.state.note(left=None)
+        if former is not None:
+            former.close()
+        self._tidy(None)
+        facts = {"view": self.name, "position": cut, "changes": self.counts.written}
+        how = f"was computed from the beginning: {self.why}" if self.why else "goes on with a state that was kept"
+        _log.info(f"view {self.name} {how}", facts=facts)
+
+    def _tidy(self, mark: ViewMark | None) -> None:
+        """Beside the state that the topic's rows are of, one is kept: that of the next generation, or of the former one.
+
+        ``mark``: the log's; None: it is that of the live generation."""
+        of_mark = None if mark is None else self._generations.of(mark.digest)
+        kept = [of_mark, self._live.state if self._live else None]
+        if self._next is None:
+            kept += self._generations.left[-1:]
+        elif self._next.computation is not None:
+            kept.append(self._next.computation.state)
+        else:
+            kept += self._generations.left
+        self._generations.keep_only(kept)
+
+    def forget_former(self) -> None:
+        """The state of a former definition goes once its time is over."""
+        if self._next is None:
+            self._generations.drop(self._around.now() - self._limits.kept_s)
 
     def _reconcile(self, cut: Position) -> None:
-        """Hands over what the topic lacks of the state's rows, and what it has beyond them."""
-        view, rows = self._bound.view, self._state.kernel.rows()
+        """Hands over what the topic lacks of the live state's rows, and what it has beyond them."""
+        view, rows = self._bound.view, self._following.kernel.rows()
         found = pieces(difference(rows, self._held(), view.key), view.key, view.typed)
-        if not found and self._known() is None:
+        if not found and not any(topic.name == self.topic for topic in self._log.topics()):
             found = [rowless(rows, view.typed)]  # what reads the view has to know how it is defined
         self.at = cut
-        # A mark that stands already cannot be handed over again.
-        mark = ViewMark(self._bound.digest, START, cut)
+        # A mark that stands already cannot be handed over again, nor one of its parts: they are counted on.
+        mark, held = ViewMark(self._bound.digest, START, cut), ViewMark.read(self._handover.mark.to)
         if found:
-            self._hand_over(found, mark)
+            self._hand_over(found, mark, held.done or 0 if held is not None and replace(held, done=None) == mark else 0)
         elif mark.text != self._handover.mark.to:
             self._handover.deliver(mark.text, "", (), [], HandoverDeadline.within(_NEVER))
 
     def _held(self) -> pa.Table | None:
         """The rows of the view's topic as of the log's head."""
-        batches = list(rows_as_of(self._log, self.topic, self._log.head().position, memory_bytes=_PAST_BYTES))
+        batches = list(rows_as_of(self._log, self.topic, self._log.head().position, memory_bytes=PAST_BYTES))
         if not batches:
             return None
         meta = {field.name for field in META_FIELDS}
@@ -431,11 +476,11 @@ class ViewRunner:
 
     def rows(self) -> pa.Table:
         """The whole view as of its last step."""
-        return self._state.kernel.rows()
+        return self._following.kernel.rows()
 
     def kept_rows(self) -> int:
-        """The rows of its state."""
-        return self._state.kernel.kept_rows()
+        """The rows of its live state."""
+        return 0 if self._live is None else self._live.kernel.kept_rows()
 
     def reflects(self) -> tuple[Lsn, int]:
         """The source's last commit that the view shows: its LSN and its time (microseconds since 1970)."""
@@ -443,26 +488,13 @@ class ViewRunner:
         return cut.commit_lsn, cut.commit_ts_us
 
     def close(self) -> None:
-        self._state.close()
+        self._generations.close()
 
     @property
     def _bound(self) -> ViewInForce:
-        assert self._view is not None, "begin comes first"
-        return self._view
+        return self._following.view
 
-    def _history(self) -> str:
-        """To be asked before a range is read."""
-        lineage = self._log.lineage()
-        assert lineage is not None
-        return lineage.history
-
-
-def _with_last(pieces_: Iterator[dict[str, Delta]]) -> Iterator[tuple[dict[str, Delta], bool]]:
-    """Each piece, and whether it is the last; one that is empty where there are none."""
-    held: dict[str, Delta] = {}
-    begun = False
-    for piece in pieces_:
-        if begun:
-            yield held, False
-        held, begun = piece, True
-    yield held, True
+    @property
+    def _following(self) -> Computation:
+        assert self._live is not None, "begin comes first"
+        return self._live

@@ -1,4 +1,4 @@
-"""One view's state: the kernel that is open, and what its folder says of it."""
+"""One generation's state: the kernel that is open, and what its folder says of it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 
 from cdc.derive.course import KernelFacts
 from cdc.derive.inforce import ViewInForce
-from cdc.derive.statefolder import StateFolder
+from cdc.derive.statefolder import GenerationFolder
 from cdc.views.contract import Kernel
 
 
 class ViewState:
-    """For one thread."""
+    """For one thread. ``number``: the generation's."""
 
-    def __init__(self, folder: StateFolder) -> None:
+    def __init__(self, number: int, folder: GenerationFolder) -> None:
+        self.number = number
         self._folder = folder
         self._kernel: Kernel | None = None
         self.facts = folder.load()
@@ -35,6 +36,7 @@ class ViewState:
 
     def open(self, view: ViewInForce) -> Kernel:
         """Raises whatever a damaged state leads to."""
+        self.close()
         self._kernel = view.view.open(self._folder.kernel)
         return self._kernel
 
@@ -52,6 +54,16 @@ class ViewState:
         if facts != self.facts:
             self._folder.save(facts)
             self.facts = facts
+
+    def bytes(self) -> int:
+        """Its size on the disk."""
+        return self._folder.bytes()
+
+    def remove(self) -> None:
+        """There is nothing of it any more."""
+        self.close()
+        self._folder.remove()
+        self.facts = None
 
     def close(self) -> None:
         if self._kernel is not None:

@@ -8,6 +8,7 @@ from typing import Final
 
 from cdc.derive.declarations import SqlView, declared_views
 from cdc.derive.netrange import TopicReads
+from cdc.derive.statefolder import FOLDER, generations_in
 from cdc.errors import ConfigError, HeadwaterError, StopState
 from cdc.log.contract import LogReader
 from cdc.log.orphans import ENDING
@@ -93,10 +94,19 @@ def redefined(settings: Settings) -> Iterator[tuple[str, str]]:
         if saved is None:
             yield name, "is new: it is computed from the log at the next start of cdc run"
         elif saved.declaration and saved.declaration != view.declaration:
-            yield (
-                name,
-                f"is defined otherwise than before: it {AGAIN} at the next start of cdc run, and its topic gets what differs",
-            )
+            yield name, f"is defined otherwise than before: at the next start of cdc run {_goes_over(settings, view)}"
+
+
+def _goes_over(settings: Settings, view: SqlView) -> str:
+    """The way to another definition."""
+    states = [one.load() for one in generations_in(settings.log.dir / FOLDER / view.name).values()]
+    whole = [facts for facts in states if facts is not None and not facts.loading]
+    if any(dict(facts.definition) == dict(view.definition) for facts in whole):
+        return "the state that was kept of this definition is brought on beside the live one, and its topic then gets what differs"
+    live = [facts for facts in whole if facts.left is None]
+    if live and all(view.former(facts.definition) is None for facts in live):
+        return f"it {AGAIN} while its topic stands still, which then gets what differs"
+    return f"it {AGAIN} beside the live one, and its topic then gets what differs"
 
 
 def remade(settings: Settings, reader: LogReader) -> Iterator[tuple[str, str]]:

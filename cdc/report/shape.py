@@ -40,8 +40,10 @@
 ``views``      [{``view``, ``state``, ``alive``, ``stop``, ``error`` (why it waits or has ended, or null), ``position`` (up to here its rows show what its topics
                had), ``commit_lsn``, ``commit_ts``, ``lag`` (as a store's, of the topics that it reads; null before its first word), ``taken`` and ``written``
                (changes that its process has taken in and handed over), ``taken_per_s``, ``written_per_s``, ``step`` (the last range of the log that it took,
-               or null: {``seconds``, ``taken``, ``written``}), ``state_rows`` and ``state_bytes`` (of its state), ``reads`` (topics), ``stores`` (that hold
-               it), ``updated_at``}], one for each view of the configuration
+               or null: {``seconds``, ``taken``, ``written``}), ``state_rows`` and ``state_bytes`` (of its live state), ``reads`` (topics), ``stores`` (that
+               hold it), ``generations``: [{``number``, ``state`` (``live``: its topic shows this one; ``building``: the next one; ``kept``: a former one),
+               ``position``, ``done`` and ``total`` (rows of its topics that it has been through while it is loaded, and how many there are at most; else
+               0), ``bytes`` (on disk), ``until`` (when it is removed, or null), ``error`` (what its building waits for, or null)}], ``updated_at``}], one for each view of the configuration
 ``stops``      [{``name`` (what `cdc resume` takes), ``state``, ``part``, ``message``, ``hint``, ``since``}]
 ``processes``  the supervisor's children: [{``name``, ``pid``, ``state``, ``restarts``, ``exit_code``, ``started_at``}]
 =============  ===============================================================================================================
@@ -274,6 +276,20 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ViewGenerationReport:
+    """One state of a view; see ``views`` in the module's text."""
+
+    number: int
+    state: str
+    position: int
+    done: int
+    total: int
+    bytes: int
+    until: float | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ViewReport:
     """One view; see ``views`` in the module's text."""
 
@@ -296,6 +312,7 @@ class ViewReport:
     reads: tuple[str, ...]
     stores: tuple[str, ...]
     updated_at: float
+    generations: tuple[ViewGenerationReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

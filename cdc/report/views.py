@@ -6,7 +6,7 @@ from cdc.log.contract import LogReader
 from cdc.model.position import Cut, Position
 from cdc.model.selection import literal, matches
 from cdc.report.lag import commit_lsn, commit_ts, lag_of
-from cdc.report.shape import StepReport, ViewReport
+from cdc.report.shape import StepReport, ViewGenerationReport, ViewReport
 from cdc.settings.models import Settings
 from cdc.settings.views import topic_of
 from cdc.state import status
@@ -42,4 +42,10 @@ def view_report(
         reads=tuple(saved.topics),
         stores=tuple(store for store, options in settings.stores.items() if matches(options.tables, topic_of(name))),
         updated_at=saved.updated_at,
+        generations=tuple(map(_generation, saved.generations)),
     )
+
+
+def _generation(one: status.ViewGeneration) -> ViewGenerationReport:
+    until = one.until or None
+    return ViewGenerationReport(one.number, one.state, one.position, one.done, one.expected, one.bytes, until, one.error)

@@ -117,6 +117,8 @@ class View(ViewQuery):
     """The most changes of its tables that one step takes, unless one transaction has more."""
     batch_bytes: int = Field(64 * 2**20, ge=1)
     """The most bytes of them."""
+    keep_former_hours: float = Field(24.0, ge=0)
+    """For how long the state of the former definition is kept once the view is followed by another one: until then the way back is short."""
 
     @model_validator(mode="after")
     def _is_declared_one_way(self) -> View:

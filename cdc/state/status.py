@@ -191,6 +191,27 @@ class GenerationStatus(_StampedStatus):
 
 
 @dataclass(slots=True)
+class ViewGeneration(_Told):
+    """One state of a view: of the definition that its topic shows, of the next one, or of a former one."""
+
+    number: int
+    state: str = "live"
+    """live | building | kept"""
+    position: int = 0
+    """The cut of the log that it is as of, or is loaded as of."""
+    done: int = 0
+    expected: int = 0
+    """Rows of its topics that it has been through while it is loaded, and how many there are at most; else 0."""
+    bytes: int = 0
+    """On the disk."""
+    left_at: float = 0.0
+    until: float = 0.0
+    """Since when it is kept, and up to when: Unix time, seconds."""
+    error: str | None = None
+    """What its building waits for."""
+
+
+@dataclass(slots=True)
 class ViewStatus(_Told):
     """Written by a view's process when something has changed, and every ``BEAT_S``."""
 
@@ -222,7 +243,9 @@ class ViewStatus(_Told):
     step_written: int = 0
     state_bytes: int = 0
     state_rows: int = 0
-    """Rows of its state: those of its topics that it has to look up, its groups, and its own."""
+    """Rows of its live state: those of its topics that it has to look up, its groups, and its own."""
+    generations: list[ViewGeneration] = field(default_factory=list)
+    """The states that it has."""
     built: str = ""
     """Why it was computed from the beginning last, if this process has done that."""
     moved_at: float = 0.0
@@ -265,7 +288,7 @@ class SupervisorStatus(_Told):
     foreign: list[str] = field(default_factory=list)
 
 
-_Entry = TypeVar("_Entry", TableProgress, TableLetters, ProcessStatus)
+_Entry = TypeVar("_Entry", TableProgress, TableLetters, ProcessStatus, ViewGeneration)
 
 
 BEAT_S: Final = 2.0
@@ -395,7 +418,9 @@ def read_view(run_dir: Path, view: str) -> ViewStatus | None:
     if raw is None:
         return None
     status = ViewStatus(view)
-    status.foreign = status.take(raw)
+    generations, foreign = _entries(raw.pop("generations", None), "generations", ViewGeneration(0))
+    status.foreign = [*status.take(raw), *foreign]
+    status.generations = generations
     return status
 
 

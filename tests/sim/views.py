@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 from typing import Final
 
+from cdc.derive.around import Around, StepLimits
 from cdc.derive.declarations import declared_views
 from cdc.derive.inforce import ViewWaits, in_force
-from cdc.derive.runner import Around, StepLimits, ViewRunner
+from cdc.derive.runner import ViewRunner
 from cdc.derive.statefolder import StateFolder
 from cdc.errors import HeadwaterError, LogAway, Stopped
 from cdc.inbox.folder import FOLDER
@@ -93,6 +94,12 @@ class Views:
         if self._lives and chance.random() < 0.01:
             self._course.fault("a process of a view dies")
             self._lives.pop(0).steps.kill()
+        if self._lives and chance.random() < 0.01:
+            life = self._lives.pop(0)
+            life.steps.kill()
+            self._define_otherwise()
+            self._lives.insert(0, self._begun_in(life.home))
+            self._lives[0].beside_another = life.beside_another
         if len(self._lives) == 1 and chance.random() < 0.015:
             self._course.fault("a process of a view sleeps, another begins")
             self._lives.insert(0, self._begun())
@@ -129,6 +136,8 @@ class Views:
         runner, head = self._lives[0].runner if self._lives else None, self._process.head
         if runner is None or head is None or runner.at < head.position:
             return [f"the view is not at the head, {head}"]
+        if runner.building:
+            return ["the next generation of the view is being built"]
         try:
             self._checker.views.compare(self._models[self._version].rows(self._checker.cuts[-1][1]), "at the end")
         except Violation as differs:
@@ -168,11 +177,17 @@ class Views:
     def _begun(self) -> ViewLife:
         chance = self._chance
         if self._course.faulty and chance.random() < 0.15:
-            self._course.fault("a view is defined otherwise")
-            self._version = 1 - self._version
+            self._define_otherwise()
         home = chance.choice([one for one in self._homes if all(one != life.home for life in self._lives)])
         if self._course.faulty:
             self._hurt(home)
+        return self._begun_in(home)
+
+    def _define_otherwise(self) -> None:
+        self._course.fault("a view is defined otherwise")
+        self._version = 1 - self._version
+
+    def _begun_in(self, home: Path) -> ViewLife:
         life = ViewLife(home, self._models[self._version])
         life.steps = Strand(lambda: self._keep_up(life))
         self._course.counts["processes of views begun"] += 1
@@ -180,11 +195,12 @@ class Views:
 
     def _hurt(self, home: Path) -> None:
         """The state is lost, damaged, or as it once was; or it is kept for that."""
-        roll, kept, state = self._chance.random(), home.with_suffix(".kept"), home / NAME / "kernel" / "state.sqlite"
+        states = sorted(home.glob(f"{NAME}/g*/kernel/state.sqlite"))
+        roll, kept, state = self._chance.random(), home.with_suffix(".kept"), self._chance.choice(states) if states else None
         if roll < 0.15:
             self._course.fault("state of a view lost")
             shutil.rmtree(home, ignore_errors=True)
-        elif roll < 0.2 and state.exists():
+        elif roll < 0.2 and state is not None:
             self._course.fault("state of a view damaged")
             state.write_bytes(b"\0" * 4096)
         elif roll < 0.4 and kept.exists():
@@ -212,6 +228,8 @@ class Views:
                 if runner.why:
                     self._course.met(f"views computed again: {runner.why}")
                 life.runner = runner
+                if runner.building:
+                    self._course.met("views of which the next generation was built beside the live one")
                 while True:
                     pause()
                     runner.move_mark()
@@ -220,6 +238,16 @@ class Views:
                             runner.step()
                         except ViewWaits:
                             pause()
+                    self._build(life, runner)
+
+    def _build(self, life: ViewLife, runner: ViewRunner) -> None:
+        if not runner.building:
+            return
+        life.steps.pause()
+        runner.build()
+        if not runner.building:
+            how = "computed" if runner.why else "kept"
+            self._course.met(f"views that went over to a generation that was {how}")
 
     def _say_how_capture_is(self) -> None:
         """Its status, which says which tables are in the log as a whole."""
@@ -228,5 +256,6 @@ class Views:
         tables = self._source.tables.items()
         now = [status.TableProgress(f"public.{table.name}", 0, 0, finished=capture.complete(oid)) for oid, table in tables]
         if now != self._told:
-            status.write(self._run_dir, "capture", status.CaptureStatus(snapshot=now))
-            self._told = now
+            with suppress(Died):  # whoever writes it, no process of a view does
+                status.write(self._run_dir, "capture", status.CaptureStatus(snapshot=now))
+                self._told = now

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from cdc.commands.output import budget_lasts
 from cdc.commands.status import _shown, lines
-from cdc.report.shape import LettersReport, Report, SourceReport
+from cdc.report.shape import LettersReport, Report, SourceReport, ViewGenerationReport
 from tests.unit.http import reports
 
 
@@ -63,6 +63,26 @@ def test_a_views_line_says_what_it_costs() -> None:
         "view busiest: following at 1482082, 12 changes, 2.2 kB, 420 ms behind, 480/s taken, 12/s written, "
         "61440 rows and 7.3 MB of state, last step 12 ms for 96 changes"
     )
+
+
+def test_generations_of_a_view_have_lines_while_there_are_several() -> None:
+    report = reports.with_views()
+    live = ViewGenerationReport(3, "live", 2214, 0, 0, 44_400, None, None)
+    loading = replace(live, number=4, state="building", position=2210, done=120, total=480)
+    beside = (
+        replace(loading, done=0, total=0),
+        replace(loading, error="public.orders is still being read"),
+        replace(live, state="kept", until=1_800_000_000.0),
+    )
+    view = replace(report.views[0], view="busiest", position=2214, generations=(live, loading, *beside))
+    assert [one.removeprefix("generation ") for one in lines(replace(report, views=(view,))) if one.startswith("generation ")] == [
+        "3 of view busiest: live at 2214, 44.4 kB",
+        "4 of view busiest: being built, 120 of at most 480 rows, 25 %, 44.4 kB",
+        "4 of view busiest: being built, at 2210 of 2214, 44.4 kB",
+        "4 of view busiest: being built, waits: public.orders is still being read, 44.4 kB",
+        "3 of view busiest: kept at 2214 until 2027-01-15 08:00:00Z, 44.4 kB",
+    ]
+    assert not any(one.startswith("generation ") for one in lines(replace(report, views=(replace(view, generations=(live,)),))))
 
 
 def test_lines_that_do_not_fit_go_on_further_in() -> None:

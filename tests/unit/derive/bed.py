@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,14 +14,16 @@ import pyarrow as pa
 
 from cdc.compaction.bounds import Settled, TopicPoints, bounds
 from cdc.compaction.merge import compact
+from cdc.derive.around import Around, StepLimits
 from cdc.derive.ports import DeclaredView
-from cdc.derive.runner import Around, StepLimits, ViewRunner
+from cdc.derive.runner import ViewRunner
 from cdc.derive.statefolder import StateFolder
 from cdc.inbox.writerside import Inbox
 from cdc.log.contract import LogReader, LogWriter
 from cdc.log.home import open_reader, open_writer
 from cdc.model.batch import EXACT_TYPE, META_FIELDS, Op, batch_schema
-from cdc.model.pgtypes import INT8, TEXT
+from cdc.model.evolution import Kind, SchemaChange, schema_record
+from cdc.model.pgtypes import INT8, TEXT, VARCHAR
 from cdc.model.position import Lsn, Position
 from cdc.model.table import Column, Table
 from cdc.replay.state import rows_as_of
@@ -58,6 +60,9 @@ VIEW = WholeView(
     joined,
 )
 
+OTHER = replace(VIEW, name="even", compute=lambda rows: [row | {"note": "even"} for row in joined(rows) if row["id"] % 2 == 0])
+"""Another definition of the same view."""
+
 
 def batch_of(table: Table, op: Op, rows: Sequence[Row], position: int, lsn: int) -> pa.RecordBatch:
     count = len(rows)
@@ -81,6 +86,8 @@ class Bed:
     reader: LogReader
     tables: dict[str, dict[int, Row]] = field(default_factory=lambda: {"public.orders": {}, "public.customers": {}})
     lsn: int = 10
+    now: float = 1_000_000.0
+    """The time of day."""
 
     def commit(self, *changes: tuple[Table, Op, Sequence[Row]]) -> None:
         """One transaction."""
@@ -99,6 +106,15 @@ class Bed:
                     held[row["id"]] = dict(row)
         self.writer.commit(Lsn(self.lsn), self.lsn)
 
+    def alter(self, most: int) -> Table:
+        """Orders' notes are varchar(most) from now on."""
+        *others, note = ORDERS.columns
+        table = replace(ORDERS, columns=(*others, replace(note, type_oid=VARCHAR, typmod=most + 4)))
+        self.lsn += 10
+        self.writer.append(schema_record(SchemaChange(table, Kind.ALTERED), self.writer.next_position, self.lsn, self.lsn))
+        self.writer.commit(Lsn(self.lsn), self.lsn)
+        return table
+
     def whole(self, *, complete: bool = True) -> None:
         saved = status.CaptureStatus(complete_position=0 if complete else None)
         if not complete:
@@ -108,13 +124,14 @@ class Bed:
     @contextmanager
     def runner(self, view: DeclaredView = VIEW, state: str = "state", limits: StepLimits | None = None) -> Iterator[ViewRunner]:
         with closing(StateFolder(self.folder / state, "joined")) as folder:
-            around = Around(self.reader, self.folder / "log", self.folder / "run", lambda: serve_all(self.inbox), Ticking())
+            pump, clock = (lambda: serve_all(self.inbox)), Ticking()
+            around = Around(self.reader, self.folder / "log", self.folder / "run", pump, clock, now=lambda: self.now)
             runner = ViewRunner("joined", view, around, folder, limits)
             with closing(runner):
                 yield runner
 
     def keep_up(self, runner: ViewRunner) -> None:
-        while runner.step():
+        while runner.step() or runner.build():
             pass
         serve_all(self.inbox)
 

@@ -6,12 +6,14 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
+from cdc.derive.pieces import topic_table
 from cdc.derive.ports import TextTypes
 from cdc.model.position import START, Position
+from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from cdc.views.contract import Delta, Kernel
 
@@ -44,12 +46,30 @@ class WholeView:
     def identity(self) -> str:
         return self.name
 
+    def __post_init__(self) -> None:
+        DEFINED[self.name] = self
+
+    @property
+    def definition(self) -> Mapping[str, Any]:
+        return {"name": self.name}
+
+    def former(self, definition: Mapping[str, Any]) -> WholeView | None:
+        return DEFINED.get(definition["name"])
+
+    @property
+    def table(self) -> Table:
+        return topic_table("views.joined", self.schema.empty_table(), self.key, self.typed)
+
     def bind(self, schemas: Mapping[str, TopicSchema]) -> WholeView:
         assert set(schemas) == set(self.reads)
         return self
 
     def open(self, folder: Path) -> Kernel:
         return WholeKernel(self, folder / "state")
+
+
+DEFINED: Final[dict[str, WholeView]] = {}
+"""Every definition, by its name; one that is taken out cannot be computed any more."""
 
 
 class WholeKernel:

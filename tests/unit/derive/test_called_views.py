@@ -111,7 +111,7 @@ def test_what_it_raises_stops_the_view_and_a_corrected_module_is_tried_again(dec
         assert corrected.declaration != before
         with bed.runner(corrected) as runner:
             runner.begin()
-            assert runner.why == "its definition is another than its state's"
+            assert runner.why == "its definition is another than that of its rows in the log"
             assert bed.shown() == expected(bed)
 
 

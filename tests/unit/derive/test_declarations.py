@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from cdc.derive.around import StepLimits
 from cdc.derive.declarations import declared_views, refuse_circles
 from cdc.errors import ConfigError, Stopped
 from cdc.model.batch import Op
+from cdc.plan.views import redefined
 from cdc.settings.file import SettingsError, load
 from cdc.settings.models import Settings
+from cdc.state import status
 from sinks import options_model
 from tests.unit.derive.bed import CUSTOMERS, ORDERS, VIEW, bed_in
 
@@ -22,7 +26,7 @@ SQL = "select o.id, c.name, o.note from orders o join public.customers c on c.id
 def settings(folder: Path, text: str) -> Settings:
     file = folder / "cdc.toml"
     file.touch(0o600)
-    file.write_text(f'[source]\ndsn = "dbname=shop"\n{text}')
+    file.write_text(f'{text}\n[source]\ndsn = "dbname=shop"\n')
     return load(file, options_model)
 
 
@@ -46,6 +50,59 @@ def test_views_in_a_circle_are_refused_by_their_names() -> None:
         refuse_circles({"a": ["views.b"], "b": ["views.c"], "c": ["views.b"]})
     with pytest.raises(ConfigError, match="circle: a → a"):
         refuse_circles({"a": ["views.a"]})
+
+
+NESTED = """
+[views.order]
+root = "public.orders"
+key = ["id"]
+exclude = ["note"]
+computed = { twice = "customer * 2" }
+rename = { customer = "who.id" }
+where = "customer > 0"
+batch_rows = 7
+[views.order.many.others]
+table = "public.orders"
+on = { customer = "customer" }
+order = ["note COLLATE \\"C\\" DESC", "id"]
+columns = ["id"]
+totals = { n = "count(*)" }
+[views.order.many.others.one.customer]
+table = "public.customers"
+on = { customer = "id" }
+columns = ["name"]
+as = { name = "text" }
+"""
+
+
+def test_a_definition_is_kept_whole_and_read_again(tmp_path: Path) -> None:
+    """As JSON, as a state keeps it; the view of it is the same."""
+    found = declared_views(settings(tmp_path, f'[views.joined]\nsql = "{SQL}"\nkey = ["id"]\n{NESTED}'))
+    for view in found.values():
+        again = view.former(json.loads(json.dumps(view.definition)))
+        assert again is not None
+        assert (again.declaration, again.topics, again.definition) == (view.declaration, view.topics, view.definition)
+        assert "batch_rows" not in view.definition
+        assert view.former({**view.definition, "unknown": 1}) is None
+        assert view.former({}) is None
+
+
+def test_a_former_definition_that_would_make_a_circle_now_is_not_followed(tmp_path: Path) -> None:
+    sql = "select id from {}"
+    before = declared_views(
+        settings(
+            tmp_path,
+            f'[views.a]\nsql = "{sql.format("views.b")}"\nkey = ["id"]\n[views.b]\nsql = "{sql.format("t")}"\nkey = ["id"]\n',
+        )
+    )
+    after = declared_views(
+        settings(
+            tmp_path,
+            f'[views.a]\nsql = "{sql.format("t")}"\nkey = ["id"]\n[views.b]\nsql = "{sql.format("views.a")}"\nkey = ["id"]\n',
+        )
+    )
+    assert after["a"].former(before["a"].definition) is None
+    assert after["b"].former(before["b"].definition) is not None
 
 
 @pytest.mark.parametrize(
@@ -144,6 +201,51 @@ def test_a_state_whose_rows_are_damaged_is_computed_again_where_it_is_noticed(tm
             bed.commit((CUSTOMERS, Op.UPDATE, [{"id": 1, "name": "again"}]))
             bed.keep_up(runner)
             assert bed.shown() == bed.expected(VIEW)
+
+
+def test_a_table_that_is_altered_while_the_next_generation_is_built(tmp_path: Path) -> None:
+    """Before it is loaded, and later: it begins again with the table as it is."""
+    text = '[views.joined]\nsql = "{}"\nkey = ["id"]\n'
+    former, other = (
+        declared_views(settings(tmp_path, text.format(sql)))["joined"]
+        for sql in ("select id, note from orders", "select id, note from orders where id > 1")
+    )
+    with bed_in(tmp_path) as bed:
+        bed.commit((ORDERS, Op.INSERT, [{"id": number, "customer": 1, "note": "a"} for number in range(4)]))
+        with bed.runner(former) as runner:
+            runner.begin()
+        with bed.runner(other, limits=StepLimits(rows=2)) as runner:
+            runner.begin()
+            for slices in range(3):
+                for _ in range(slices):
+                    runner.build()
+                bed.commit((bed.alter(100 + slices), Op.UPDATE, [{"id": 3, "customer": 1, "note": f"b{slices}"}]))
+            bed.keep_up(runner)
+            assert bed.shown() == {2: {"id": 2, "note": "a"}, 3: {"id": 3, "note": "b2"}}
+
+
+def test_plan_says_how_a_view_goes_over(tmp_path: Path) -> None:
+    text = 'run_dir = "run"\n[log]\ndir = "log"\n[views.joined]\nsql = "{}"\nkey = ["id"]\n'
+    former, other = (text.format(sql) for sql in ("select id, note from orders", "select id, note from orders where id > 1"))
+
+    def said(now: str) -> str:
+        [(name, what)] = redefined(settings(tmp_path, now))
+        assert name == "joined"
+        return what
+
+    with bed_in(tmp_path) as bed:
+        bed.commit((ORDERS, Op.INSERT, [{"id": number, "customer": 1, "note": "a"} for number in range(4)]))
+        for now, then, how in (
+            (former, other, "is computed again beside the live one"),
+            (other, former, "the state that was kept of this"),
+        ):
+            found = settings(tmp_path, now)
+            view = declared_views(found)["joined"]
+            with bed.runner(view, "log/views") as runner:
+                runner.begin()
+                bed.keep_up(runner)
+            status.write(found.run_dir, status.view_part("joined"), status.ViewStatus("joined", 1, declaration=view.declaration))
+            assert how in said(then)
 
 
 def test_a_column_that_a_view_reads_and_that_is_gone_stops_it_by_name(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from cdc.derive import process
+from cdc.derive.around import StepCounts
 from cdc.derive.inforce import ViewWaits
 from cdc.derive.process import PUMP_S, keep_up, try_again_if_changed
 from cdc.derive.reporter import ViewReporter
-from cdc.derive.runner import StepCounts
 from cdc.errors import Stopped, StopState
 from cdc.model.position import ZERO_CUT, Position
 from cdc.state import status, stops
@@ -40,9 +40,22 @@ class Waiting:
 
     def __init__(self, stop: threading.Event) -> None:
         self.at, self.counts, self.why, self._stop, self._looks = Position(0), StepCounts(), "", stop, 0
+        self.building, self.topics = False, ["public.orders"]
 
     def move_mark(self) -> None:
         pass
+
+    def forget_former(self) -> None:
+        pass
+
+    def generations(self) -> list[status.ViewGeneration]:
+        return []
+
+    def state_bytes(self) -> dict[int, int]:
+        return {}
+
+    def kept_rows(self) -> int:
+        return 0
 
     def reflects(self) -> tuple[int, int]:
         return 0, 0

@@ -112,3 +112,14 @@ def test_a_view_that_was_built_holds_compaction_back_and_another_does_not(tmp_pa
         says(bed, "over", "views.joined")
         [pin] = Pins(lambda: settings).look(0.0, bed.reader)
         assert (pin.store, pin.tables, pin.position) == ("view joined", ("public.orders",), 1)
+
+
+def test_a_generation_that_is_built_or_kept_holds_compaction_back_beside_the_live_one(tmp_path: Path) -> None:
+    with bed_in(tmp_path) as bed:
+        bed.commit((ORDERS, Op.INSERT, [{"id": number, "customer": 1, "note": "a"} for number in range(9)]))
+        states = [status.ViewGeneration(1, "kept", 3), status.ViewGeneration(2, "live", 9), status.ViewGeneration(3, "building", 5)]
+        saved = status.ViewStatus("joined", 1, "following", topics=["public.orders"], position=9, generations=states)
+        status.write(bed.folder / "run", status.view_part("joined"), saved)
+        settings = settings_of(bed)
+        pins = {pin.store: pin.position for pin in Pins(lambda: settings).every(0.0, bed.reader)}
+        assert pins == {"view joined": 9, "view joined@1": 3, "view joined@3": 5}

@@ -1,0 +1,77 @@
+"""The generations of one view that have a state: each is of one definition. Two at most take room for long: the one that is live, and beside it the next one while
+that is being built, or the former one for as long as it is kept.
+
+Which of them is live is not said here: the log's mark says it, in the same cut as the topic's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from cdc.derive.course import LeftState
+from cdc.derive.statefolder import StateFolder
+from cdc.derive.viewstate import ViewState
+from cdc.model.position import Position
+
+
+class ViewGenerations:
+    """For one thread."""
+
+    def __init__(self, folder: StateFolder) -> None:
+        self._folder = folder
+        self._states: dict[int, ViewState] = {}
+
+    def look(self) -> None:
+        """Closes what is open, and looks again."""
+        self.close()
+        self._states = {number: ViewState(number, one) for number, one in self._folder.generations().items()}
+
+    def of(self, digest: str) -> ViewState | None:
+        """The newest state of this definition; None where there is none."""
+        return next(
+            (one for _, one in sorted(self._states.items(), reverse=True) if one.facts and one.facts.digest == digest), None
+        )
+
+    def made(self) -> ViewState:
+        """A new one, which has no state yet."""
+        number = max(self._states, default=0) + 1
+        self._states[number] = ViewState(number, self._folder.generation(number))
+        return self._states[number]
+
+    def forget(self, state: ViewState) -> None:
+        """Removes it."""
+        self._states.pop(state.number, None)
+        state.remove()
+
+    def keep_only(self, states: Collection[ViewState | None]) -> None:
+        """All others go."""
+        kept = {one.number for one in states if one is not None}
+        for number in [number for number in self._states if number not in kept]:
+            self.forget(self._states[number])
+
+    @property
+    def left(self) -> list[ViewState]:
+        """Those that are kept though they are live no more, the last one last."""
+        found = [(one.facts.left.at, number, one) for number, one in self._states.items() if one.facts and one.facts.left]
+        return [one for *_, one in sorted(found, key=lambda one: one[:2])]
+
+    def leave(self, digest: str, at: float, cut: Position) -> None:
+        """The state of this definition, if there is one, is kept from now on; durable on return."""
+        state = self.of(digest)
+        if state is not None and state.facts is not None and not state.facts.loading:
+            state.note(left=LeftState(at, cut))
+
+    def drop(self, before: float) -> bool:
+        """Removes those that were left before this time; whether there were any."""
+        old = [one for one in self.left if one.facts and one.facts.left and one.facts.left.at <= before]
+        for one in old:
+            self.forget(one)
+        return bool(old)
+
+    def bytes(self) -> dict[int, int]:
+        """The size of each on the disk, by number."""
+        return {number: one.bytes() for number, one in self._states.items()}
+
+    def close(self) -> None:
+        for one in self._states.values():
+            one.close()
