@@ -46,8 +46,8 @@ SEED_VARIABLE = "HEADWATER_SEED"
 _RUN_VARIABLE = "HEADWATER_TEST_RUN"
 _WHOLE_VARIABLE = "HEADWATER_WHOLE_SUITE"
 _VERSIONS = (15, 16, 17, 18)
-# Of what every version of Postgres is asked, a run of the whole suite asks the newest all, and each older one a third.
-_OLDER_SAMPLE = 3
+# Of what every version of Postgres is asked, a run of the whole suite asks the newest all, and each older one a quarter.
+_OLDER_SAMPLE = 4
 _MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 8 * 2**30
 _FILES = 20_000

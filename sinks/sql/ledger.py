@@ -34,6 +34,8 @@ _MAKE: Final = (
         store text, topic text, table_schema text not null, table_name text not null, complete_from timestamp with time zone not null,
         primary key (store, topic))""",
 )
+_LATER: Final = ("letters", "histories")
+"""Those that came later than the others."""
 _MARK: Final = "log, history, position, commit_lsn, commit_ts_us"
 _GIVEN: Final = ":log, :history, :position, :commit_lsn, :commit_ts_us"
 
@@ -77,7 +79,7 @@ class SqlLedger:
 
 def make(session: SqlSession) -> None:
     """Makes the tables where there are none."""
-    if not exists(session, "histories"):  # the one that came last
+    if len(_later(session, *_LATER)) < len(_LATER):
         make_schema(session, LEDGER_SCHEMA)
         for statement in _MAKE:
             session.run(statement)
@@ -201,7 +203,7 @@ def _later(session: SqlSession, *tables: str) -> list[str]:
 
 
 def remove_all(session: SqlSession, store: str) -> None:
-    for table in ("tables", "marks", *_later(session, "letters", "histories")):
+    for table in ("tables", "marks", *_later(session, *_LATER)):
         session.write(f"delete from {LEDGER_SCHEMA}.{table} where store = :store", store=store)
 
 

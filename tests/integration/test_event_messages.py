@@ -286,6 +286,7 @@ def test_a_ledger_whose_last_message_is_not_ours_is_refused(stage: Stage) -> Non
     assert not refused.value.retryable
 
 
+@pytest.mark.slow
 def test_a_transaction_that_is_left_open_in_the_ledger_is_named_and_waited_for(stage: Stage) -> None:
     """Somebody else's, which the store cannot end; its own it ends (``tests.faults.test_event_messages``, where a broker is killed)."""
     stage.opened(1).close()
