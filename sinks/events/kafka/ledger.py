@@ -127,9 +127,8 @@ class Ledger:
         settings = self._brokers.settings(**more, **{"enable.partition.eof": True, "auto.offset.reset": "error"})
         with self._brokers.errors(self.topic), closing(Consumer(settings)) as reader:
             found = [value for key, value in self._read(reader, max(self._seen, 0)) if key == self._key and value is not None]
-        with suppress(
-            ValueError, AttributeError, TypeError, RecursionError
-        ):  # whatever is not ours there: it is said once it is seen
+        # Whatever is not ours there is reported once it is seen.
+        with suppress(ValueError, AttributeError, TypeError, RecursionError):
             return sorted({str(topic) for value in found for topic in json.loads(value).get(_TOPICS, ())})
         return []
 
