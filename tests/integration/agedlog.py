@@ -1,7 +1,8 @@
-"""A log on the disk whose commits have times of days ago, compacted by their age; and what questions as of these times have to answer."""
+"""A log on the disk whose commits have times of days ago, compacted by their age; what questions as of these times have to answer; and the tests that ask a store them."""
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +32,12 @@ from tests.unit.log.disks import QuickDisk
 
 HOUR_US = 3_600_000_000
 NAME = ORDERS.qualified
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def us(when: dt.datetime | None) -> int | None:
+    """Microseconds since 1970."""
+    return None if when is None else (when - _EPOCH) // dt.timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
@@ -277,3 +284,24 @@ def whole_from_later(
     assert complete_from() == log.clean_us
     check(log, versions(), log.clean_us)
     sink.close()
+
+
+# The tests of every kind of store, which bring ``lab``, ``versions`` and ``complete_from`` of their own
+
+
+def test_times_within_the_days_are_answered_as_the_whole_log_does(
+    lab: Lab, tmp_path: Path, seed: int, versions: Callable[[], list[Version]], complete_from: Callable[[], int | None]
+) -> None:
+    random_days(lab, AgedLog(tmp_path / "aged", 72), seed, versions, complete_from)
+
+
+def test_days_may_be_said_later_and_be_fewer_or_more(
+    lab: Lab, tmp_path: Path, versions: Callable[[], list[Version]], complete_from: Callable[[], int | None]
+) -> None:
+    days_that_change(lab, AgedLog(tmp_path / "aged", 1000000), versions, complete_from)
+
+
+def test_what_the_log_no_longer_has_is_said(
+    lab: Lab, tmp_path: Path, versions: Callable[[], list[Version]], complete_from: Callable[[], int | None]
+) -> None:
+    whole_from_later(lab, AgedLog(tmp_path / "aged", 12), versions, complete_from)
