@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from cdc.follow.follower import Follower
@@ -23,6 +22,7 @@ from cdc.state.letterrequests import LetterAnswer, LetterRequest, Verb
 from sinks.events.kafka import Options as KafkaOptions
 from sinks.events.redisstream import Options as StreamOptions
 from sinks.events.webhook import Options as WebhookOptions
+from tests.committed import committed
 from tests.contract.rows import batch
 from tests.integration.test_event_streams import PLACED, placed
 from tests.logs import LooseLog
@@ -230,19 +230,7 @@ class KafkaLab(EventLab):
         self.admin.incremental_alter_configs([resource])[resource].result(60)
 
     def numbers(self) -> list[int]:
-        more = {"group.id": "any", "isolation.level": "read_committed", "enable.partition.eof": True, "auto.offset.reset": "error"}
-        consumer = Consumer({**self.quiet, **more})
-        consumer.assign([TopicPartition(self.topic, 0, 0)])
-        found = []
-        while True:
-            message = consumer.poll(60)
-            assert message is not None
-            if (error := message.error()) is not None:
-                assert error.name() == "_PARTITION_EOF", error
-                break
-            found.append(int(json.loads(message.value() or b"")["n"]))
-        consumer.close()
-        return found
+        return [int(json.loads(one.value() or b"")["n"]) for one in committed(self.quiet, self.topic)]
 
     def lose(self) -> None:
         ledger = f"__{self.prefix}.{STORE}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Message, Producer, TopicPartition, murmur2
+from confluent_kafka import Message, Producer, TopicPartition, murmur2
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from cdc.embedded.kafka import Kafka
@@ -22,6 +22,7 @@ from sinks.contract import EpochPassed
 from sinks.events.kafka import Options, make, sink
 from sinks.events.kafka.sink import KafkaChannel
 from sinks.events.sink import EventSink
+from tests.committed import committed
 from tests.contract.rows import ORDERS, PAIRS, batch, order
 from tests.integration.eventstage import EventStage
 from tests.integration.test_event_streams import PLACED, placed
@@ -55,21 +56,7 @@ class Stage(EventStage):
     def messages(self, topic: str, *, own: bool = True) -> list[Message]:
         """All that is committed, partition by partition."""
         name = f"{self.prefix}.{topic}" if own else topic
-        more = {"group.id": "any", "isolation.level": "read_committed", "enable.partition.eof": True, "auto.offset.reset": "error"}
-        consumer = Consumer({**self.quiet, **more})
-        partitions = consumer.list_topics(name, timeout=60).topics[name].partitions
-        consumer.assign([TopicPartition(name, one, 0) for one in partitions])
-        found, ended = [], set()
-        while len(ended) < len(partitions):
-            message = consumer.poll(60)
-            assert message is not None
-            if (error := message.error()) is None:
-                found.append(message)
-            else:
-                assert error.name() == "_PARTITION_EOF", error
-                ended.add(message.partition())
-        consumer.close()
-        return sorted(found, key=lambda one: (one.partition() or 0, one.offset() or 0))
+        return committed(self.quiet, name)
 
     def statuses(self, topic: str = "public.orders") -> list[tuple[int, str]]:
         bodies = [json.loads(one.value() or b"") for one in self.messages(topic)]
