@@ -27,6 +27,7 @@ from tests.contract.rows import batch
 from tests.integration.test_event_streams import PLACED, placed
 from tests.logs import LooseLog
 from tests.receivers import Answer, Received, ScriptedReceiver
+from tests.waiting import until
 
 LONG: Final = 1_100_000
 """Bytes of an event that a narrow place does not take."""
@@ -228,6 +229,7 @@ class KafkaLab(EventLab):
         most = "1000000" if narrow else "4000000"
         resource.add_incremental_config(ConfigEntry("max.message.bytes", most, incremental_operation=AlterConfigOpType.SET))
         self.admin.incremental_alter_configs([resource])[resource].result(60)
+        until(lambda: self.admin.describe_configs([resource])[resource].result(60)["max.message.bytes"].value == most)
 
     def numbers(self) -> list[int]:
         return [int(json.loads(one.value() or b"")["n"]) for one in committed(self.quiet, self.topic)]

@@ -27,6 +27,7 @@ from tests.contract.rows import ORDERS, PAIRS, batch, order
 from tests.integration.eventstage import EventStage
 from tests.integration.test_event_streams import PLACED, placed
 from tests.logs import cut
+from tests.waiting import until
 
 
 class Stage(EventStage):
@@ -52,6 +53,13 @@ class Stage(EventStage):
         """Creates it."""
         admin = AdminClient(self.quiet)
         admin.create_topics([NewTopic(name, partitions, config=config or {})])[name].result(60)
+
+    def clean_up(self, name: str, policy: str) -> None:
+        """Changes its cleanup.policy; a broker hears of it after whoever has asked."""
+        admin, resource = AdminClient(self.quiet), ConfigResource(ResourceType.TOPIC, name)
+        resource.add_incremental_config(ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET))
+        admin.incremental_alter_configs([resource])[resource].result(60)
+        until(lambda: admin.describe_configs([resource])[resource].result(60)["cleanup.policy"].value == policy)
 
     def messages(self, topic: str, *, own: bool = True) -> list[Message]:
         """All that is committed, partition by partition."""
@@ -226,17 +234,13 @@ def test_a_ledger_that_would_forget_or_has_forgotten_is_refused(stage: Stage) ->
     stage.topic(name, config={"cleanup.policy": "delete"})
     with pytest.raises(StoreError, match=r"has the cleanup\.policy delete"):
         stage.opened(1)
-    resource = ConfigResource(ResourceType.TOPIC, name)
-    compacted = ConfigEntry("cleanup.policy", "compact,delete", incremental_operation=AlterConfigOpType.SET)
-    resource.add_incremental_config(compacted)
-    admin.incremental_alter_configs([resource])[resource].result(60)
+    stage.clean_up(name, "compact,delete")
     with pytest.raises(StoreError, match="would be forgotten"):
         stage.opened(2)
-    compacted.value = "compact"
-    admin.incremental_alter_configs([resource])[resource].result(60)
+    stage.clean_up(name, "compact")
     assert stage.follow().applied == cut(1)
-    compacted.value = "delete"
-    admin.incremental_alter_configs([resource])[resource].result(60)
+    stage.clean_up(name, "delete")
+    assert stage.ledger()
     admin.delete_records([TopicPartition(name, 0, -1)])[TopicPartition(name, 0, -1)].result(60)
     with pytest.raises(StoreError, match="what it said is gone") as gone:
         stage.opened(3)
