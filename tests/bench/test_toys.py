@@ -60,17 +60,20 @@ LONG: Final = {"latency", "live-cost", "backlog", "audit", "views", "viewlive"}
 """… and these take most of a minute and more."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TOYS)
 def test_toy(name: str) -> None:
     _check(name, *TOYS[name])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PARTS)
 def test_toy_of_a_part(name: str) -> None:
     _check(name, *PARTS[name])
 
 
 @pytest.mark.spark
+@pytest.mark.sampled(2)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in STORES])
 def test_toy_with_stores(name: str) -> None:

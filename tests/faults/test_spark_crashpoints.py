@@ -227,6 +227,7 @@ def test_an_error_in_this_process(point: str, written: Written, tmp_path: Path) 
     counters.add("crash points", "error")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [CrashKind.ERROR, CrashKind.KILL] if EVERYTHING else [CrashKind.ERROR])
 @pytest.mark.parametrize("point", points.of("rebuild"))
 def test_a_store_that_is_built_again_is_broken_off(point: str, kind: CrashKind, written: Written, tmp_path: Path) -> None:

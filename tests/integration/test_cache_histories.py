@@ -281,6 +281,7 @@ def _rows(parts: Iterator[pa.RecordBatch] | list[pa.RecordBatch]) -> list[Row]:
     return sorted((row for part in parts for row in part.to_pylist()), key=str)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("value", ["json", "hash"])
 @pytest.mark.parametrize("round", range(4))
 def test_a_random_history(valkey: Any, tmp_path: Path, seed: int, round: int, value: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,7 @@ def part_of(text: str | None, separators: str) -> str:
     return "\\N" if text is None else "".join("\\" + one if one in separators + "\\" else one for one in text)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("value", ["json", "hash"])
 @pytest.mark.parametrize("round", range(4))
 def test_a_random_history_of_rows_that_move(

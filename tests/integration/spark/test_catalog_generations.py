@@ -341,7 +341,10 @@ def test_a_role_without_the_right_is_named_what_it_lacks(shop: CatalogShop) -> N
             connection.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
 
 
+@pytest.mark.slow
 def test_a_foreign_table_in_the_way_is_named_and_nothing_has_changed(shop: CatalogShop) -> None:
+    """Iceberg looks for metadata that are not there for a minute and a half."""
+
     def taken() -> None:
         with psycopg.connect(shop.database.dsn, autocommit=True) as connection:
             connection.execute(
