@@ -309,7 +309,7 @@ def test_search(point: str, kind: CrashKind, written: Written, nursery: Nursery,
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", list(CrashKind) if EVERYTHING else [CrashKind.KILL])
+@pytest.mark.parametrize("kind", KINDS if EVERYTHING else [CrashKind.KILL])
 @pytest.mark.parametrize("point", points.of("sql"))
 def test_sql(point: str, kind: CrashKind, written: Written, nursery: Nursery, postgres: Database, tmp_path: Path) -> None:
     store = {"kind": "sql", "url": postgres.dsn, "batch_rows": 400, "namespace": "copy_{schema}", "timeout_s": 5}

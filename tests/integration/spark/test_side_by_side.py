@@ -192,3 +192,11 @@ def test_a_search_index(point: str, opensearch: Any, scene_of: Callable[[dict[st
 def test_a_warehouse(point: str, spark: Any, tmp_path: Path, scene_of: Callable[[dict[str, Any]], Scene]) -> None:
     use_session(lambda: spark)
     sleeps_and_wakes(scene_of({"kind": "iceberg", "path": str(tmp_path / "warehouse")}), point)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("point", ["sql.before_commit", *(["sql.table_written", "sql.committed"] if EVERYTHING else [])])
+def test_a_database(point: str, postgres: Any, scene_of: Callable[[dict[str, Any]], Scene]) -> None:
+    """The one that sleeps does so in a transaction of the store's own database, with locks in it."""
+    store = {"kind": "sql", "url": postgres.dsn, "namespace": "copy_{schema}", "timeout_s": 5}
+    sleeps_and_wakes(scene_of(store), point)
