@@ -307,12 +307,16 @@ class Numbered:
         if not rows.num_rows:
             return self.schema.empty_table()
         order = f" ORDER BY {ordered(self._node.order)}" if self._node.order else ""
-        window = f"row_number() OVER (PARTITION BY {', '.join(map(quoted, self._partition))}{order})"
-        most = f" QUALIFY {quoted(self._node.column.name)} <= {self._node.most}" if self._node.most else ""
-        return conformed(
-            self._state.queried(f"SELECT *, {window} AS {quoted(self._node.column.name)} FROM members{most}", {"members": rows}),
-            self.schema,
+        partition = ", ".join(map(quoted, self._partition))
+        most = f" QUALIFY number <= {self._node.most}" if self._node.most else ""
+        # The engine is asked for places: what it gives back as a row's value may be one that is only equal to it, 0 for -0.
+        members = rows.select(list(dict.fromkeys([*self._partition, *(one.column for one in self._node.order)])))
+        numbers = self._state.queried(
+            f"SELECT place, row_number() OVER (PARTITION BY {partition}{order}) AS number FROM members{most}",
+            {"members": members.append_column("place", pa.array(np.arange(len(rows))))},
         )
+        found = taken(rows, numbers.column("place").to_numpy())
+        return conformed(found.append_column(self._node.column.name, numbers.column("number")), self.schema)
 
 
 class United:

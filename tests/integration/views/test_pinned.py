@@ -99,6 +99,15 @@ def test_the_view_is_what_postgres_answers(postgres: Database, view: str, tmp_pa
     stage.close()
 
 
+def test_the_first_row_of_a_partition_has_the_values_of_the_row(postgres: Database) -> None:
+    stage = Stage(postgres.connect(), "create table numbers (k numeric(12,2) primary key, f float8)")
+    stage.view("SELECT DISTINCT ON (k) k, f FROM numbers ORDER BY k, k DESC NULLS LAST", ["k"])
+    stage.connection.execute("insert into numbers values (1, 'NaN'), (2, 0), (3, '-0')")
+    stage.step(random.Random(1))
+    stage.connection.execute("update numbers set f = case k when 1 then '-0' else 'Infinity' end::float8")
+    stage.step(random.Random(1))
+
+
 def test_an_array_has_each_element_as_postgres_quotes_it(postgres: Database) -> None:
     made = ", ".join(f"array_agg({one} ORDER BY id DESC) AS {one}" for one in ("t", "n", "f", "m", "d", "j", "u", "b"))
     stage = Stage(
