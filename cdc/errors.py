@@ -126,6 +126,13 @@ class StoreError(HeadwaterError):
         self.retryable = retryable
 
 
+class AnotherHistory(StoreError):
+    """The log has begun another history since the store was opened, or raised a floor: what is written now could not say so. Whoever opens the store again may go on."""
+
+    def __init__(self, store: str) -> None:
+        super().__init__(f"store {store}: the log has begun another history: it is opened again", retryable=True)
+
+
 class LogReplaced(StoreError):
     """Another folder stands where the log was that somebody has open: a copy was put back, say. Whoever asks again is answered from that one."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cdc.errors import PositionGone, StopState, StoreError
+from cdc.errors import AnotherHistory, PositionGone, StopState, StoreError
 from cdc.log.contract import LogReader, Topic
 from cdc.model.lineage import Lineage
 
@@ -38,10 +38,10 @@ class Followed:
         return self._log
 
     def lineage(self) -> Lineage:
-        """The log's. For a writer it raises StoreError when it is no longer the one that the store was opened with."""
+        """The log's. For a writer it raises AnotherHistory when it is no longer the one that the store was opened with."""
         now = self.log.lineage()
         if now is None or (now != self._lineage and self._writing):
-            raise StoreError(f"store {self._store}: the log has begun another history: it is opened again", retryable=True)
+            raise AnotherHistory(self._store)
         return now
 
 

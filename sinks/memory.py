@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from cdc.errors import StoreError
+from cdc.errors import AnotherHistory, StoreError
 from cdc.log.contract import LogReader, Topic
 from cdc.model.batch import OP, POSITION, Op, first_position, last_position, topic_schema
 from cdc.model.lineage import Lineage, Mark, believed, of_another_log
@@ -139,7 +139,7 @@ class MemorySink:
         if lineage is None:
             raise StoreError(f"store {self.name} is not open, or the log does not exist yet", retryable=True)
         if self._followed not in (None, lineage):
-            raise StoreError(f"store {self.name}: the log has begun another history: it is opened again", retryable=True)
+            raise AnotherHistory(self.name)
         return lineage
 
     def _logged(self, name: str) -> Iterator[Topic]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
-from cdc.errors import HeadwaterError, LogReplaced, Stopped, StopState, StoreError
+from cdc.errors import AnotherHistory, HeadwaterError, LogReplaced, Stopped, StopState, StoreError
 from cdc.follow.apply import StoreWriter
 from cdc.follow.leasehold import LeaseHold, TakeLease
 from cdc.follow.letters import Deciding
@@ -140,7 +140,7 @@ class Opening:
         applied = self._above_others(lambda: self.sink.open(self._reader, self.lease.epoch))
         if self._reader.lineage() != lineage:
             self.sink.close()
-            raise StoreError(f"store {self._store}: the log has begun another history: it is opened again", retryable=True)
+            raise AnotherHistory(self._store)
         self.history = lineage.history
         self._refuse_what_the_log_lacks(applied)
         self._settle()

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
-from cdc.errors import ConfigError, StoreError
+from cdc.errors import AnotherHistory, ConfigError, StoreError
 from cdc.follow.failures import carried, counted_apart, recorded
 from cdc.follow.rules import Rules
 from cdc.follow.survey import Survey, TopicRange
@@ -206,7 +206,7 @@ class _Worker:
             self._reader.opened(self._sink, writer.epoch)
             lineage = self._reader.lineage()
             if writer.history not in (None, lineage and lineage.history):
-                raise StoreError("the log has begun another history: the store is opened again", retryable=True)
+                raise AnotherHistory(self.rules.store)
             self._writer = writer
 
     def apply(self, piece: dict[str, Any]) -> Outcome:

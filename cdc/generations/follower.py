@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from cdc.clock import MACHINE
-from cdc.errors import StoreError
+from cdc.errors import AnotherHistory, StoreError
 from cdc.follow.apply import StoreWriter
 from cdc.follow.ranges import Opened, Ranges
 from cdc.follow.rules import Rules
@@ -66,13 +66,18 @@ class GenerationFollower:
         return taken.cut
 
     def follow(self, sink: Sink, cut: Cut, end: Cut) -> Cut:
-        """Takes all of it. Raises as ``step`` does."""
-        begin = cut.position
+        """Takes all of it. Raises as ``step`` does, but for AnotherHistory unless that comes again and again."""
+        begin, again = cut.position, 0
         while cut.position < end.position:
             if self.stop.is_set():
                 raise StoreError(f"store {self.rules.store}: its other generation was not brought on to the end", retryable=True)
             self.show(cut, cut.position - begin, end.position - begin)
-            cut = self.step(sink, cut, end)
+            try:
+                cut, again = self.step(sink, cut, end), 0
+            except AnotherHistory:
+                if (again := again + 1) == PASSES_MAX:
+                    raise
+                cut = self.open(sink)
         return cut
 
     def catch_up(self, sink: Sink, cut: Cut) -> Cut:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
-from cdc.errors import ConfigError, StoreError
+from cdc.errors import AnotherHistory, ConfigError, StoreError
 from cdc.log.contract import LogReader, Topic, selected
 from cdc.model.batch import ALONE, OP, POSITION, last_position, topic_schema
 from cdc.model.lineage import Lineage
@@ -293,7 +293,7 @@ class CacheSink:
         """Positions that are written from here on have to be of the history that the ledger names."""
         lineage, writer = self._lineage(), self._transactions.writer
         if (lineage.log, lineage.history) != (writer.log, writer.history):
-            raise StoreError(f"store {self.name}: the log has begun another history: it is opened again", retryable=True)
+            raise AnotherHistory(self.name)
 
     def _read(self) -> CacheLedger | None:
         """None where there is no ledger, or one of a store that is being erased."""

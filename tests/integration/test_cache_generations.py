@@ -177,6 +177,22 @@ class At:
             self.work()
 
 
+@pytest.mark.parametrize("point", ["generations.built", "generations.caught_up", "generations.compared", "generations.decided"])
+def test_compaction_may_take_deletes_out_of_the_log_while_a_generation_is_built(point: str, shop: Shop) -> None:
+    """Marks say how often that has been so, so whoever writes has to open the store again."""
+    times = iter(range(5, 9))
+
+    def compacted() -> None:
+        shop.log.raise_floor(ORDERS.qualified, Position(3))
+        shop.change(next(times), "paid")
+
+    with decided_by(At(point, compacted)):
+        done = shop.bootstrap()
+    assert (done.swapped, done.number) == (True, 2)
+    shop.follow()
+    assert shop.found() == {1: "paid", 2: "new", 3: "new"}
+
+
 def test_a_generation_with_a_row_that_differs_is_not_swapped(shop: Shop) -> None:
     before = shop.found()
 
