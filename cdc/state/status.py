@@ -40,6 +40,7 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "int | None": (int, type(None)),
     "str | None": (str, type(None)),
     "list[str]": (list,),
+    "dict[str, float]": (dict,),
 }
 
 
@@ -142,6 +143,8 @@ class FollowerStatus(_Told):
     """The store's dead letters as they are now, by table."""
     returns_to: int | None = None
     """The first change at or below ``position`` that the store may have to read again."""
+    version_days: dict[str, float] = field(default_factory=dict)
+    """See ``StoreOptions.version_days``: as the configuration said when the follower began."""
     batches: int = 0
     rows_per_s: float = 0.0
     moved_at: float = 0.0
