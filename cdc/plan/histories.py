@@ -39,7 +39,7 @@ def aged(settings: Settings, reader: LogReader) -> Iterator[tuple[str, str]]:
 def _days(said: Mapping[str, float], topic: str) -> float:
     found = math.inf
     for pattern, days in said.items():
-        if matches((pattern,), topic):
+        if isinstance(days, int | float) and matches((pattern,), topic):  # whoever wrote the file
             found = days or math.inf
     return found
 
