@@ -302,8 +302,7 @@ class ViewRunner:
 
     def move_mark(self) -> None:
         """Hands over how far the view is, where the log does not know it and has not learnt it for a while."""
-        held = ViewMark.read(self._handover.mark.to)
-        now = self._around.clock.monotonic()
+        held, now = ViewMark.read(self._handover.mark.to), self._around.clock.monotonic()
         if self._live is None or held is None or held.cut >= self.at or now - self._marked_at < MARK_S:
             return
         self._marked_at = now
@@ -446,7 +445,8 @@ class ViewRunner:
     def forget_former(self) -> None:
         """The state of a former definition goes once its time is over."""
         if self._next is None:
-            self._generations.drop(self._around.now() - self._limits.kept_s)
+            self._generations.count_from(now := self._around.now())
+            self._generations.drop(now - self._limits.kept_s)
 
     def _reconcile(self, cut: Position) -> None:
         """Hands over what the topic lacks of the live state's rows, and what it has beyond them."""
