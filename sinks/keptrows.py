@@ -100,6 +100,11 @@ class KeptOptions(StoreOptions):
             if isinstance(said, KeptTable) and (said.history or said.history_days is not None)
         }
 
+    @property
+    def version_days(self) -> Mapping[str, float]:
+        said = {pattern: one.history_days for pattern, one in self.held.options.items() if isinstance(one, KeptTable)}
+        return {pattern: 0 if math.isinf(days) else days for pattern, days in said.items() if days is not None}
+
     def changes_needed(self, table: Qualified | str) -> float | None:
         return self.history_days_of(table) if self.history_of(table) else None
 

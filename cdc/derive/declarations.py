@@ -44,8 +44,7 @@ def declared_views(settings: Settings) -> Mapping[str, SqlView]:
     reads = {name: one.topics for name, one in found.items()}
     refuse_circles(reads)
     return {
-        name: replace(one, beside={other: topics for other, topics in reads.items() if other != name})
-        for name, one in found.items()
+        name: replace(one, beside={other: view for other, view in found.items() if other != name}) for name, one in found.items()
     }
 
 
@@ -110,8 +109,12 @@ class SqlView:
     view: View
     query: NestedQuery
     topics: tuple[str, ...]
-    beside: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The other views, and the topics that each of them reads."""
+    beside: Mapping[str, SqlView] = field(default_factory=dict)
+    """The other views."""
+
+    @property
+    def views(self) -> Mapping[str, SqlView]:
+        return {topic_of(name): one for name, one in self.beside.items() if topic_of(name) in self.topics}
 
     @property
     def definition(self) -> Mapping[str, Any]:
@@ -124,7 +127,7 @@ class SqlView:
         code = said.pop(_CODE, "")
         try:
             found = _declared(self.name, View.model_validate_json(json.dumps(said)))
-            refuse_circles({**self.beside, self.name: found.topics})
+            refuse_circles({**{name: one.topics for name, one in self.beside.items()}, self.name: found.topics})
         except (ConfigError, ValueError):  # another version's text
             return None
         if found.view.python and (not code or (found.view.python, code) != (self.view.python, self._mark)):

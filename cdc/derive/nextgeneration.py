@@ -22,7 +22,7 @@ from cdc.derive.netrange import Redefined
 from cdc.derive.ports import DeclaredView
 from cdc.derive.refusals import refused, ways_on
 from cdc.derive.viewgenerations import ViewGenerations
-from cdc.derive.wholeness import lacking
+from cdc.derive.wholeness import going_over, lacking
 from cdc.errors import PositionGone, Stopped, StopState
 from cdc.inbox.definition import refuses
 from cdc.model.position import START, Position
@@ -186,4 +186,6 @@ def bound(name: str, declared: DeclaredView, around: Around, at: Position) -> Vi
     try:
         return in_force(declared, around.log, at)
     except ViewRefused as refusal:
+        if (former := going_over(declared.views, around.log, at)) is not None:
+            raise ViewWaits(f"{former} is not yet as it is defined now") from None
         raise refused(name, refusal) from None

@@ -23,6 +23,11 @@ class DeclaredView(Protocol):
         ...
 
     @property
+    def views(self) -> Mapping[str, DeclaredView]:
+        """Those of them that are views, as they are declared, by topic."""
+        ...
+
+    @property
     def declaration(self) -> str:
         """Stands for all that ``cdc.toml`` says of it: where it is another, so is the view."""
         ...

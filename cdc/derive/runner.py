@@ -33,6 +33,7 @@ from cdc.derive.viewgenerations import ViewGenerations
 from cdc.derive.wholeness import lacking
 from cdc.diskspace import FULL
 from cdc.errors import HeadwaterError, PositionGone, Stopped, StopState
+from cdc.inbox.definition import numbered
 from cdc.inbox.handover import Handover, HandoverDeadline
 from cdc.inbox.verdicts import InboxMark
 from cdc.log.contract import LogReader
@@ -232,8 +233,7 @@ class ViewRunner:
 
         Raises ViewWaits, Stopped, HeadwaterError when another runner has begun since; after any of them the view has to ``begin`` again.
         """
-        live = self._live
-        if live is None:
+        if (live := self._live) is None:
             self._finish(self.why)
             return True
         head = self._log.head().position
@@ -302,8 +302,7 @@ class ViewRunner:
 
     def move_mark(self) -> None:
         """Hands over how far the view is, where the log does not know it and has not learnt it for a while."""
-        held = ViewMark.read(self._handover.mark.to)
-        now = self._around.clock.monotonic()
+        held, now = ViewMark.read(self._handover.mark.to), self._around.clock.monotonic()
         if self._live is None or held is None or held.cut >= self.at or now - self._marked_at < MARK_S:
             return
         self._marked_at = now
@@ -375,8 +374,7 @@ class ViewRunner:
 
         Raises as ``step``.
         """
-        following = self._next
-        if following is None or not self.building:
+        if (following := self._next) is None or not self.building:
             return False
         try:
             if not following.step():
@@ -447,14 +445,16 @@ class ViewRunner:
     def forget_former(self) -> None:
         """The state of a former definition goes once its time is over."""
         if self._next is None:
-            self._generations.drop(self._around.now() - self._limits.kept_s)
+            self._generations.count_from(now := self._around.now())
+            self._generations.drop(now - self._limits.kept_s)
 
     def _reconcile(self, cut: Position) -> None:
         """Hands over what the topic lacks of the live state's rows, and what it has beyond them."""
         view, rows = self._bound.view, self._following.kernel.rows()
         found = pieces(difference(rows, self._held(), view.key), view.key, view.typed)
-        if not found and not any(topic.name == self.topic for topic in self._log.topics()):
-            found = [rowless(rows, view.typed)]  # what reads the view has to know how it is defined
+        known = next((topic.table for topic in self._log.topics() if topic.name == self.topic), None)
+        if not found and (known is None or numbered(view.table, known, cut) != known):
+            found = [rowless(rows, view.typed)]  # what reads the view, or holds it, has to know how it is defined
         self.at = cut
         # A mark that stands already cannot be handed over again, nor one of its parts: they are counted on.
         mark, held = ViewMark(self._bound.digest, START, cut), ViewMark.read(self._handover.mark.to)

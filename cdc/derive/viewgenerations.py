@@ -7,6 +7,7 @@ Which of them is live is not said here: the log's mark says it, in the same cut 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from cdc.derive.course import LeftState
 from cdc.derive.statefolder import StateFolder
@@ -60,6 +61,12 @@ class ViewGenerations:
         state = self.of(digest)
         if state is not None and state.facts is not None and not state.facts.loading:
             state.note(left=LeftState(at, cut))
+
+    def count_from(self, now: float) -> None:
+        """Those that were left later than that, by a clock that was ahead, were left now."""
+        for state in self.left:
+            if state.facts is not None and state.facts.left is not None and state.facts.left.at > now:
+                state.note(left=replace(state.facts.left, at=now))
 
     def drop(self, before: float) -> bool:
         """Removes those that were left before this time; whether there were any."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from cdc.derive.inforce import ViewWaits, in_force
+from cdc.derive.ports import DeclaredView
+from cdc.errors import HeadwaterError
 from cdc.inbox.verdicts import InboxMark
 from cdc.log.contract import LogReader, Topic
+from cdc.model.position import Position
+from cdc.replay.state import definition_at
 from cdc.state import status
 from cdc.views.marks import ViewMark
 
@@ -27,11 +32,31 @@ def lacking(log: LogReader, run_dir: Path, topics: Sequence[str]) -> str | None:
     return None
 
 
+def going_over(views: Mapping[str, DeclaredView], log: LogReader, at: Position) -> str | None:
+    """The first of these views that does not show, as of this cut, what is declared of it, or whose own sources do not; None: all of them do. ``views``: by
+    topic."""
+    known = {topic.name: topic for topic in log.topics()}
+    for name, view in views.items():
+        topic = known.get(name)
+        mark = None if topic is None else _mark(log, topic)
+        try:
+            if topic is None or mark is None or mark.digest != in_force(view, log, at).digest:
+                return name
+            if definition_at(log, name, at) != topic.schema:
+                return name  # it has gone over since
+        except (ViewWaits, HeadwaterError):
+            return name
+    return None
+
+
 def _view_lacks(log: LogReader, topic: Topic) -> str | None:
+    mark = _mark(log, topic)
+    return f"{topic.name} is not built yet" if mark is not None and not mark.reflected else None
+
+
+def _mark(log: LogReader, topic: Topic) -> ViewMark | None:
     with suppress(ValueError):
-        mark = ViewMark.read(InboxMark.decode(log.marks().get(topic.producer)).to)
-        if mark is not None and not mark.reflected:
-            return f"{topic.name} is not built yet"
+        return ViewMark.read(InboxMark.decode(log.marks().get(topic.producer)).to)
     return None
 
 

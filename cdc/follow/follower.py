@@ -96,6 +96,7 @@ class Follower:
         reader = held_log(reader, store, options, log_dir)
         self._reader = reader
         self._reporter = Reporter(run_dir, store, options.kind, ports.clock, ports.show)
+        self._reporter.status.version_days = dict(options.version_days)
         rules = Rules(store, options, contracts or {}, approved(run_dir, store))
         self._ranges = Ranges(options, reader, rules, ports.clock)
         rebuilding = Rebuilding(rules, reader, stop, self._reporter.rebuilding)

@@ -165,7 +165,7 @@ class Inbox:
         producer = group.name.producer
         if producer == self._source:
             raise GroupRefused("the source's own name cannot be a producer's of the inbox")
-        if not (group.header.token or group.batches or self._is_new(group.table)):
+        if not (group.header.token or group.batches or self._defines(group.table)):
             self._riding[group.name] = (mark, now)
             self._ride(now)
             return
@@ -184,9 +184,12 @@ class Inbox:
         self._remove(group.name)
         crashpoint("inbox.take.removed")
 
-    def _is_new(self, table: Table | None) -> bool:
-        """Whether the group makes a topic known, also without a row."""
-        return table is not None and table.qualified not in self._topics()
+    def _defines(self, table: Table | None) -> bool:
+        """Whether the group makes a topic known, or defines it otherwise, also without a row."""
+        if table is None:
+            return False
+        known, _ = self._topics().get(table.qualified, (None, ""))
+        return known is None or numbered(table, known, 0) != known
 
     def _take_back(self) -> None:
         """Drops what is staged, on the way out of an error: that one counts, also where the writer

@@ -26,7 +26,7 @@ from cdc.model.facts import Facts, Publishing
 from cdc.model.selection import matches, named
 from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
-from cdc.plan import views
+from cdc.plan import histories, views
 from cdc.privacy.policies import protection_of
 from cdc.settings.models import Settings, StoreOptions
 from cdc.source.capturable import identity_problem, keyless_line
@@ -126,7 +126,15 @@ def plan_catalog(settings: Settings) -> Plan:
         left_out = _left_out(settings, connection, now.keys())
         of_views = [Remark(f"view {name}", what) for name, what in views.redefined(settings)]
         of_views += [Remark(store, what) for store, what in views.remade(settings, reader)]
-        remarks = (*revealed, *_keyless(settings, now.values()), *left_out, *_remarks(settings, reader, connection), *of_views)
+        aged = [Remark(store, what) for store, what in histories.aged(settings, reader)]
+        remarks = (
+            *revealed,
+            *_keyless(settings, now.values()),
+            *left_out,
+            *_remarks(settings, reader, connection),
+            *aged,
+            *of_views,
+        )
         if any(remark.stops for remark in revealed):
             return Plan((), remarks)
         gone = sorted(known.facts.keys() - now.keys())

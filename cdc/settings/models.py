@@ -354,6 +354,11 @@ class StoreOptions(Strict):
         return None
 
     @property
+    def version_days(self) -> Mapping[str, float]:
+        """Patterns of tables → for how many days the store's histories of them keep versions, 0: for ever; the last that matches decides."""
+        return {}
+
+    @property
     def generational(self) -> bool:
         """Whether there can be several generations of a store of these options beside each other (``sinks.generations``)."""
         return False

@@ -40,6 +40,7 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "int | None": (int, type(None)),
     "str | None": (str, type(None)),
     "list[str]": (list,),
+    "dict[str, float]": (dict,),
 }
 
 
@@ -121,13 +122,25 @@ class CaptureStatus(_Told):
     """Not written: what a reader has found in the file that another version wrote."""
 
 
+@dataclass(slots=True, kw_only=True)
+class _StampedStatus(_Told):
+    """Who wrote the file, and when."""
+
+    pid: int = 0
+    moved_at: float = 0.0
+    """When ``position`` last became another: Unix time, seconds."""
+    updated_at: float = 0.0
+    said_at: float = 0.0
+    """See ``CaptureStatus``."""
+    foreign: list[str] = field(default_factory=list)
+
+
 @dataclass(slots=True)
-class FollowerStatus(_Told):
+class FollowerStatus(_StampedStatus):
     """Written by a follower after a commit into its store (of many in a row not each by itself), and every ``BEAT_S``."""
 
     store: str
     kind: str = ""
-    pid: int = 0
     state: str = "starting"
     """starting | rebuilding (the store is built from the log) | following | waiting (the store is down; see ``error``) | stopped | exited"""
     stop: str | None = None
@@ -142,27 +155,10 @@ class FollowerStatus(_Told):
     """The store's dead letters as they are now, by table."""
     returns_to: int | None = None
     """The first change at or below ``position`` that the store may have to read again."""
+    version_days: dict[str, float] = field(default_factory=dict)
+    """See ``StoreOptions.version_days``: as the configuration said when the follower began."""
     batches: int = 0
     rows_per_s: float = 0.0
-    moved_at: float = 0.0
-    """When ``position`` last became another: Unix time, seconds."""
-    updated_at: float = 0.0
-    said_at: float = 0.0
-    """See ``CaptureStatus``."""
-    foreign: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _StampedStatus(_Told):
-    """Who wrote the file, and when."""
-
-    pid: int = 0
-    moved_at: float = 0.0
-    """When ``position`` last became another: Unix time, seconds."""
-    updated_at: float = 0.0
-    said_at: float = 0.0
-    """See ``CaptureStatus``."""
-    foreign: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)

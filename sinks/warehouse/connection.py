@@ -26,9 +26,10 @@ from sinks.warehouse.storage import LOCAL, Storage
 _JDBC: Final = "org.apache.iceberg.jdbc.JdbcCatalog"
 _REST: Final = "org.apache.iceberg.rest.RESTCatalog"
 _REFUSED: Final = frozenset({"NotAuthorizedException", "ForbiddenException", "BadRequestException"})
+_UNSIGNED: Final = {"NotAuthorizedException": "the catalog's server asks who comes: set token_file or credential_file"}
 _CONNECT_S: Final = 10
 _ANSWER_S: Final = 60
-"""A database that is silent for so long is taken for gone."""
+"""A catalog, or a token endpoint, that is silent for so long is taken for gone."""
 
 
 def connect(store: str, options: Options, aside: Path, generation: ServedGeneration | None = None) -> Catalog:
@@ -49,8 +50,10 @@ def _signing_in(store: str, options: Options) -> Iterator[None]:
         yield
     except StoreError as error:
         given = [key for key in ("token", "credential") if getattr(options, key) is not None]
-        if not isinstance(error.__cause__, Py4JJavaError) or java_name(error.__cause__) not in _REFUSED or not given:
+        if not isinstance(error.__cause__, Py4JJavaError) or (name := java_name(error.__cause__)) not in _REFUSED:
             raise
+        if not given:
+            raise StoreError(str(error), retryable=False, hint=_UNSIGNED.get(name)) from None
         further = "".join(f", {key}" for key in SIGN_IN if getattr(options, key) is not None)
         raise StoreError(
             f"store {store}: the catalog's server, or its token endpoint, refuses {given[-1]}",
@@ -99,7 +102,11 @@ def _of_database(options: Options) -> dict[str, str]:
 
 def _of_server(options: Options) -> dict[str, str]:
     assert options.uri is not None
-    given = {"uri": options.uri.get_secret_value()}
+    given = {
+        "uri": options.uri.get_secret_value(),
+        "rest.client.connection-timeout-ms": str(_CONNECT_S * 1000),
+        "rest.client.socket-timeout-ms": str(_ANSWER_S * 1000),
+    }
     if options.token is not None:
         given["token"] = options.token.get_secret_value()
     if options.credential is not None:

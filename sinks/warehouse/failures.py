@@ -42,6 +42,8 @@ _PASSING: Final = frozenset(
         "ServiceUnavailableException",
         "SdkClientException",
         "S3Exception",
+        # The token has run out, and there was no younger one in time. Whether there is one, it is the next signing in that tells (``connection``).
+        "NotAuthorizedException",
     }
 )
 _UNANSWERED: Final = frozenset({"UncheckedSQLException", "RESTException", "ServiceFailureException", "ServiceUnavailableException"})

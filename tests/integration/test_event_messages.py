@@ -297,6 +297,23 @@ def test_a_transaction_that_is_left_open_in_the_ledger_is_named_and_waited_for(s
     store.close()
 
 
+@pytest.mark.slow
+def test_what_others_have_open_in_the_topics_of_a_transaction_that_hangs_is_left_to_them(stage: Stage) -> None:
+    stage.opened(1).close()
+    ledger, topic = f"__{stage.prefix}.bus", f"{stage.prefix}.public.orders"
+    stage.topic(topic)
+    other = Producer({**stage.quiet, "transactional.id": stage.prefix})
+    other.init_transactions(60)
+    other.begin_transaction()
+    other.produce(topic, b"theirs", b"1")
+    other.produce(ledger, json.dumps({"topics": [topic]}), b"bus", partition=0)
+    other.flush(60)
+    with pytest.raises(StoreError, match=f"{ledger} cannot be read to its end"):
+        stage.opened(2, timeout_s=5)
+    other.commit_transaction(60)
+    assert [one.value() for one in committed(stage.quiet, topic)] == [b"theirs"]
+
+
 def test_an_event_that_is_too_long_is_a_letter_and_says_how_long_it_is(stage: Stage) -> None:
     stage.put(batch(ORDERS, [(Op.INSERT, 1, order(1)), (Op.INSERT, 2, order(2, "x" * 2000)), (Op.UPDATE, 3, order(2))]))
     assert stage.follow(message_bytes_max=1500).applied == cut(3)

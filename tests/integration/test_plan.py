@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from cdc.commands.plan import lines
 from cdc.commands.preflight import refuse_unknown
 from cdc.derive.declarations import declared_views
 from cdc.errors import ConfigError, SourceError
+from cdc.follow.follower import Follower
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.home import open_reader
 from cdc.model.evolution import Kind, SchemaChange, schema_record
@@ -482,3 +486,31 @@ def test_a_warehouse_is_not_opened_and_its_shape_and_names_are_foreseen_all_the_
     assert "public.items (deleted, history)" in shaped.what
     plan = ddl(lake(deleted="is_deleted", tables=("public.items",)), "alter table items add is_deleted boolean")
     assert "public.items has a column is_deleted itself" in str(plan)
+
+
+def test_other_days_of_a_history_are_foreseen(shop: Settings, tmp_path: Path) -> None:
+    def lake(days: float | None) -> Settings:
+        said = {"history": True} | ({} if days is None else {"history_days": days})
+        given = {"kind": "iceberg", "path": tmp_path / "lake", "tables": {"select": ("public.*",), "public.items": said}}
+        return shop.model_copy(update={"stores": {"lake": options_model("iceberg").model_validate(given)}})
+
+    def foreseen(before: float | None, now: float | None) -> list[str]:
+        run_dir = tmp_path / f"{before} {now}"
+        settings = lake(before).model_copy(update={"run_dir": run_dir})
+        with closing(open_reader(shop.log.dir)) as reader:
+            Follower("lake", settings.stores["lake"], shop.log.dir, reader, run_dir, threading.Event()).close()
+        remarks = plan_catalog(lake(now).model_copy(update={"run_dir": run_dir})).remarks
+        return [one.what for one in remarks if "versions" in one.what and not one.stops]
+
+    assert foreseen(30, 30) == foreseen(None, None) == []
+    assert plan_catalog(lake(30)).remarks[0].what.startswith("not looked into"), "it never ran"
+    [fewer] = foreseen(30, 7.5)
+    assert fewer == (
+        "public.items: versions that ended more than 7.5 days before the last commit go with the next ones; until now after 30 days"
+    )
+    [first] = foreseen(None, 30)
+    assert first.endswith("until now none did")
+    [more] = foreseen(7, 30)
+    assert more.startswith("public.items: versions stay 30 days, until now 7 days: those that have gone stay away")
+    [all_of_them] = foreseen(7, math.inf)
+    assert "versions stay for ever, until now 7 days" in all_of_them

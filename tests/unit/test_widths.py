@@ -33,7 +33,7 @@ WIDE_CLASSES = {
     ("cdc.report.shape", "ViewReport"): 20,
     ("cdc.report.shape", "Report"): 13,
     ("cdc.state.status", "CaptureStatus"): 22,
-    ("cdc.state.status", "FollowerStatus"): 20,
+    ("cdc.state.status", "FollowerStatus"): 16,
     ("cdc.state.status", "ViewStatus"): 26,
 }
 """Classes that are wider today, each with its number of attributes."""

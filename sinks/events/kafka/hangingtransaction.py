@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cdc.errors import StoreError
 
 if TYPE_CHECKING:
-    from confluent_kafka import IsolationLevel, Producer, TopicPartition
+    from confluent_kafka import IsolationLevel, Message, Producer, TopicPartition
     from confluent_kafka.admin import AdminClient
 
 
@@ -32,19 +32,40 @@ class HangingTransaction(StoreError):
 
 
 def end(producer: Producer, admin: AdminClient, topics: Sequence[str], key: bytes, timeout_s: float) -> None:
-    """Aborts what hangs in these topics. ``producer``: of the transactional id, with no transaction open. What it writes for that has ``key`` and no value, and is aborted
-    itself. Raises KafkaException."""
+    """Aborts what hangs in these topics, of which the first is the ledger. ``producer``: of the transactional id, with no transaction open. What it writes for that has ``key``
+    and no value, and is aborted itself. Raises KafkaException.
+
+    The ledger comes last, and only once all others have taken what ends them: as long as one has not, the ledger says that something hangs, and it is tried again.
+    """
     from confluent_kafka import IsolationLevel
 
     places = _partitions(producer, topics, timeout_s)
     seen = _ends(admin, places, IsolationLevel.READ_COMMITTED, timeout_s)
     written = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED, timeout_s)
+    hanging = [place for place in places if seen[place] < written[place]]
     producer.begin_transaction()
+    try:
+        for its_own in (False, True):
+            _write(producer, [place for place in hanging if (place.topic == topics[0]) is its_own], key, timeout_s)
+    finally:
+        producer.abort_transaction(timeout_s)
+
+
+def _write(producer: Producer, places: Sequence[TopicPartition], key: bytes, timeout_s: float) -> None:
+    """One message for each place. Raises KafkaException where one is not taken."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    failed: list[KafkaError] = []
+
+    def told(error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            failed.append(error)
+
     for place in places:
-        if seen[place] < written[place]:
-            producer.produce(place.topic, key=key, value=None, partition=place.partition)
-    producer.flush(timeout_s)
-    producer.abort_transaction(timeout_s)
+        producer.produce(place.topic, key=key, value=None, partition=place.partition, on_delivery=told)
+    left = producer.flush(timeout_s)
+    if failed or left:
+        raise KafkaException(failed[0] if failed else KafkaError(KafkaError._TIMED_OUT))
 
 
 def _partitions(producer: Producer, topics: Sequence[str], timeout_s: float) -> list[TopicPartition]:

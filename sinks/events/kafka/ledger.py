@@ -116,8 +116,11 @@ class Ledger:
             time.sleep(0.02)
 
     def end_hanging(self, hanging: HangingTransaction, producer: Producer) -> None:
-        """Aborts it. ``producer``: the store's, with no transaction open. Raises KafkaException."""
-        end(producer, self._admin(), hanging.topics, self._key, self._timeout_s)
+        """Aborts it. ``producer``: the store's, with no transaction open. Raises KafkaException, StoreError."""
+        try:
+            end(producer, self._admin(), hanging.topics, self._key, self._timeout_s)
+        except TimeoutError:
+            raise self._unanswered() from None
 
     def _unsettled_topics(self) -> list[str]:
         """To which the transactions have written whose messages are not seen."""
@@ -213,7 +216,7 @@ class Ledger:
             while True:
                 message = reader.poll(self._timeout_s)
                 if message is None:
-                    raise StoreError(f"store {self._brokers.store}: no broker answers in time ({self.topic})", retryable=True)
+                    raise self._unanswered()
                 error = message.error()
                 if error is None:
                     key = message.key() or b""
@@ -275,7 +278,10 @@ class Ledger:
         try:
             return asked.result(self._timeout_s + 5)
         except TimeoutError:
-            raise StoreError(f"store {self._brokers.store}: no broker answers in time ({self.topic})", retryable=True) from None
+            raise self._unanswered() from None
+
+    def _unanswered(self) -> StoreError:
+        return StoreError(f"store {self._brokers.store}: no broker answers in time ({self.topic})", retryable=True)
 
 
 def create(brokers: Brokers, admin: AdminClient, topic: str, partitions: int, settings: dict[str, str] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -57,6 +58,38 @@ def test_a_token_is_asked_for_with_the_credential_and_again_before_it_is_old(sho
     shop.brought(sink, upserts(ORDERS, 2, [order(2)]), 2)
     assert sorted(row["id"] for part in sink.scan(TopicSchema.of(ORDERS)) for row in part.to_pylist()) == ["1", "2"]
     assert all(form == WANTED for form in endpoint.asked)
+
+
+def test_a_token_endpoint_that_was_down_for_longer_than_a_token_lives_is_no_refusal(
+    shop: LakeShop, endpoint: TokenEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = shop.sink()
+    shop.brought(sink, upserts(ORDERS, 1, [order(1)]), 1)
+    with monkeypatch.context() as down:
+        down.setattr(endpoint, "answer", lambda _: (503, {"error": "temporarily_unavailable"}))
+        time.sleep(LIVES_S + 0.5)
+        for again in (lambda: shop.brought(sink, upserts(ORDERS, 2, [order(2)]), 2), shop.sink):
+            with pytest.raises(StoreError) as failed:
+                again()
+            assert failed.value.retryable
+    sink = shop.sink()
+    shop.brought(sink, upserts(ORDERS, 2, [order(2)]), 2)
+    assert len([row for part in sink.scan(TopicSchema.of(ORDERS)) for row in part.to_pylist()]) == 2
+
+
+def test_a_token_endpoint_that_is_silent_is_not_waited_for_without_an_end(
+    shop: LakeShop, endpoint: TokenEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr("sinks.warehouse.connection._ANSWER_S", 1)
+    monkeypatch.setattr(endpoint, "answer", lambda _: (200, {"waited": answered.wait(30)}))
+    try:
+        with pytest.raises(StoreError) as failed:
+            shop.sink()
+    finally:
+        answered.set()
+    assert failed.value.retryable
+    assert "RESTException" in str(failed.value)
 
 
 @pytest.mark.parametrize("wrong", [{"credential": "headwater:other-canary"}, {"scope": "more"}])

@@ -122,11 +122,13 @@ class Bed:
         status.write(self.folder / "run", "capture", saved)
 
     @contextmanager
-    def runner(self, view: DeclaredView = VIEW, state: str = "state", limits: StepLimits | None = None) -> Iterator[ViewRunner]:
-        with closing(StateFolder(self.folder / state, "joined")) as folder:
+    def runner(
+        self, view: DeclaredView = VIEW, state: str = "state", limits: StepLimits | None = None, name: str = "joined"
+    ) -> Iterator[ViewRunner]:
+        with closing(StateFolder(self.folder / state, name)) as folder:
             pump, clock = (lambda: serve_all(self.inbox)), Ticking()
             around = Around(self.reader, self.folder / "log", self.folder / "run", pump, clock, now=lambda: self.now)
-            runner = ViewRunner("joined", view, around, folder, limits)
+            runner = ViewRunner(name, view, around, folder, limits)
             with closing(runner):
                 yield runner
 
@@ -158,9 +160,9 @@ class Bed:
         }
         return {row["id"]: row for row in view.compute(rows)}
 
-    def shown(self) -> dict[Any, Row]:
+    def shown(self, topic: str = "views.joined") -> dict[Any, Row]:
         """The view's topic, folded."""
-        batches = rows_as_of(self.reader, "views.joined", self.reader.head().position)
+        batches = rows_as_of(self.reader, topic, self.reader.head().position)
         return {row["id"]: {k: v for k, v in row.items() if not k.startswith("_")} for one in batches for row in one.to_pylist()}
 
     def of_tables(self, view: WholeView = VIEW) -> dict[Any, Row]:

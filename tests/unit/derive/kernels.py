@@ -39,6 +39,10 @@ class WholeView:
         return list(self.reads)
 
     @property
+    def views(self) -> Mapping[str, WholeView]:
+        return {}
+
+    @property
     def declaration(self) -> str:
         return self.name
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from cdc.derive.around import StepLimits
-from cdc.derive.declarations import declared_views, refuse_circles
+from cdc.derive.declarations import SqlView, declared_views, refuse_circles
+from cdc.derive.runner import ViewRunner
 from cdc.errors import ConfigError, Stopped
 from cdc.model.batch import Op
 from cdc.plan.views import redefined
@@ -20,6 +23,7 @@ from sinks import options_model
 from tests.unit.derive.bed import CUSTOMERS, ORDERS, VIEW, bed_in
 
 CALLED = '[views.v]\nsql = "select 1"\npython = "m:f"\nby = ["a"]\nreturns = { b = "int" }\nkey = ["a", "b"]\n'
+BELOW = {"joined": "public.orders", "over": "views.joined", "top": "views.over"}
 SQL = "select o.id, c.name, o.note from orders o join public.customers c on c.id = o.customer"
 
 
@@ -222,6 +226,47 @@ def test_a_table_that_is_altered_while_the_next_generation_is_built(tmp_path: Pa
                 bed.commit((bed.alter(100 + slices), Op.UPDATE, [{"id": 3, "customer": 1, "note": f"b{slices}"}]))
             bed.keep_up(runner)
             assert bed.shown() == {2: {"id": 2, "note": "a"}, 3: {"id": 3, "note": "b2"}}
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_column_that_comes_or_goes_does_so_in_the_topic_though_no_row_differs(tmp_path: Path, rows: int) -> None:
+    texts = ("select id, customer, note from orders", "select id, note from orders", "select id, customer, note from orders")
+    with bed_in(tmp_path) as bed:
+        bed.commit((ORDERS, Op.INSERT, [{"id": number, "customer": 1, "note": "a"} for number in range(rows + 1)]))
+        bed.commit((ORDERS, Op.DELETE, [{"id": rows}]))
+        for number, sql in enumerate(texts):
+            view = declared_views(settings(tmp_path, f'[views.joined]\nsql = "{sql}"\nkey = ["id"]\n'))["joined"]
+            with bed.runner(view) as runner:
+                runner.begin()
+                bed.keep_up(runner)
+            [topic] = [one for one in bed.reader.topics() if one.name == "views.joined"]
+            wanted = ["id", "note"] if number == 1 else ["id", "customer", "note"]
+            assert list(topic.schema.names) == wanted
+            assert [sorted(row) for row in bed.shown().values()] == [sorted(wanted)] * rows
+
+
+def test_views_of_views_that_all_change_go_over_one_after_the_other(tmp_path: Path) -> None:
+    """Each shows a column that the one below it has only once that has gone over."""
+    text = "\n".join(f'[views.{name}]\nsql = "select id, {{0}} from {below}"\nkey = ["id"]' for name, below in BELOW.items())
+    former, now = (declared_views(settings(tmp_path, text.format(column))) for column in ("note", "customer"))
+    with bed_in(tmp_path) as bed, ExitStack() as stack:
+
+        def runners(views: Mapping[str, SqlView]) -> list[ViewRunner]:
+            return [stack.enter_context(bed.runner(views[name], name=name)) for name in reversed(BELOW)]
+
+        bed.commit((ORDERS, Op.INSERT, [{"id": 1, "customer": 5, "note": "a"}]))
+        for one in reversed(runners(former)):
+            one.begin()
+        stack.close()
+        found = runners(now)
+        for one in found:
+            one.begin()
+        bed.commit((ORDERS, Op.INSERT, [{"id": 2, "customer": 6, "note": "b"}]))
+        for _ in range(100):  # whatever waits looks again after a while
+            for one in found:
+                bed.keep_up(one)
+        for name in BELOW:
+            assert bed.shown(f"views.{name}") == {number: {"id": number, "customer": number + 4} for number in (1, 2)}
 
 
 def test_plan_says_how_a_view_goes_over(tmp_path: Path) -> None:

@@ -112,6 +112,20 @@ def test_a_former_state_goes_when_its_time_is_over(bed: Bed) -> None:
     built(bed, VIEW)
 
 
+def test_a_former_state_does_not_stay_for_longer_where_the_clock_was_ahead(bed: Bed) -> None:
+    built(bed)
+    bed.now += 1_000_000
+    built(bed, OTHER)
+    bed.now -= 1_000_000
+    with bed.runner(OTHER, limits=SMALL) as runner:
+        runner.begin()
+        for passed in (0, 99, 1):
+            bed.now += passed
+            assert folders(bed) == ["g1", "g2"]
+            runner.forget_former()
+    assert folders(bed) == ["g2"]
+
+
 def test_three_definitions_in_quick_succession_leave_the_first_followed_until_the_third_is_there(bed: Bed) -> None:
     built(bed)
     first = digest(bed)

@@ -38,7 +38,9 @@ from tests.contract.rows import ORDERS, batch, order
 @pytest.mark.parametrize(("kind", "position"), [("memory", 7), ("redis", 0)])
 def test_until_the_store_is_opened_it_is_where_it_was_last_seen(tmp_path: Path, kind: str, position: int) -> None:
     status.write(
-        tmp_path, "follow-twin", status.FollowerStatus("twin", kind, 1, "exited", position=7, commit_lsn=70, commit_ts_us=9, dead=3)
+        tmp_path,
+        "follow-twin",
+        status.FollowerStatus("twin", kind, "exited", pid=1, position=7, commit_lsn=70, commit_ts_us=9, dead=3),
     )
     options = options_model("memory").model_validate({"kind": "memory"})
     follower = Follower("twin", options, tmp_path, MemoryLog().reader(), tmp_path, threading.Event())
@@ -350,7 +352,7 @@ class _Courier(MemorySink):
 
 def test_a_store_whose_opening_was_broken_off_is_not_told_where_it_was_as_a_commit(tmp_path: Path) -> None:
     status.write(
-        tmp_path, "follow-bus", status.FollowerStatus("bus", "memory", 1, "running", position=7, commit_lsn=70, commit_ts_us=9)
+        tmp_path, "follow-bus", status.FollowerStatus("bus", "memory", "running", pid=1, position=7, commit_lsn=70, commit_ts_us=9)
     )
     log = MemoryLog()
     log.writer()
