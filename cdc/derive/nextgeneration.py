@@ -27,6 +27,7 @@ from cdc.errors import PositionGone, Stopped, StopState
 from cdc.inbox.definition import refuses
 from cdc.model.position import START, Position
 from cdc.settings.views import topic_of
+from cdc.state import status
 from cdc.views.contract import StateDamaged, StateFull, ViewRefused
 
 BESIDE: Final = StepLimits(20_000, 16 * 2**20)
@@ -44,6 +45,8 @@ class Suspension:
 
     why: str
     until: float
+    refused: bool = False
+    """It is not built until that is over (``NextRefusal``)."""
 
 
 class NextGeneration:
@@ -102,6 +105,15 @@ class NextGeneration:
             self.begin_again(UNREADABLE)
         return False
 
+    def report(self) -> Iterator[status.ViewGeneration]:
+        """How far it is, as the view's status says it."""
+        if self.refused is not None:
+            yield status.ViewGeneration(self._generations.next_number, "refused", error=self.refused)
+        elif self.computation is not None:
+            done, of = (0, 0) if self.loaded is None else (self.loaded, self.computation.source_rows())
+            error = self.suspended.why if self.suspended else None
+            yield status.ViewGeneration(self.computation.state.number, "building", self.at, done, of, error=error)
+
     def begin_again(self, why: str = "") -> None:
         """With the next slice. What there is of it is gone on return."""
         self.why = why
@@ -119,7 +131,17 @@ class NextGeneration:
         """It goes on after so long."""
         if self.suspended is None or self.suspended.why != why:
             _log.info(f"the next generation of view {self.name} waits: {why}", facts={"view": self.name})
-        self.suspended = Suspension(why, self._around.clock.monotonic() + seconds)
+        self.suspended = Suspension(why, self._around.clock.monotonic() + seconds, self.refused is not None)
+
+    def refuse(self, why: str) -> None:
+        """It is not built for now. What there is of it is gone on return."""
+        self.begin_again()
+        self.suspended = Suspension(why, self._around.clock.monotonic(), refused=True)
+
+    @property
+    def refused(self) -> str | None:
+        """Why it is not built."""
+        return self.suspended.why if self.suspended is not None and self.suspended.refused else None
 
     def _work(self) -> Iterator[None]:
         one = self.computation

@@ -13,12 +13,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc.client.wait import wait
+from cdc.client.wait import wait as wait_for
 from cdc.derive.declarations import declared_views
 from cdc.embedded.postgres import Postgres
 from cdc.log.home import open_reader
 from cdc.settings.file import load
-from cdc.state import status
+from cdc.state import status, stops
 from sinks import options_model
 from tests.conftest import Cache
 from tests.integration.pipeline import kept_up, service
@@ -100,7 +100,7 @@ class Shop:
 
     def wait(self, timeout_s: float = DEADLINE_S) -> None:
         with closing(open_reader(self.settings.log.dir)) as log:
-            wait(self.settings, log, "cache", timeout_s=timeout_s)
+            wait_for(self.settings, log, "cache", timeout_s=timeout_s)
 
     def equal(self) -> None:
         for view, sql in (("joined", JOINED), ("totals", TOTALS), ("large", LARGE), ("arrays", ARRAYS), ("carried", CARRIED)):
@@ -183,3 +183,42 @@ def test_another_definition_takes_the_topic_over_in_one_step_and_the_way_back_is
                 states.append(" ".join(f"{one.number} {one.state}" for one in saved.generations))
     assert states == ["1 live", "2 live 1 kept", "1 live 2 kept"]
     assert saved.built == "", "nothing was computed from the beginning on the way back"
+
+
+DIVIDED = JOINED.replace("o.amount", "(o.amount / (o.id - 3))::numeric(12,2) as amount")
+"""Order 3 has no value in it."""
+
+
+def test_a_refused_definition_leaves_the_topic_fresh_under_the_former_one_until_it_is_resumed(shop: Shop, seed: int) -> None:
+    dice, run_dir = Random(seed), shop.settings.run_dir
+    cache = shop.settings.stores["cache"].model_copy(update={"tables": ("views.joined",), "views": ("joined",)})
+    few = shop.settings.model_copy(update={"views": {"joined": shop.settings.views["joined"]}, "stores": {"cache": cache}})
+    changed = few.model_copy(update={"views": {"joined": few.views["joined"].model_copy(update={"sql": DIVIDED})}})
+    three = "insert into orders values (3, 3, 7, 'three') on conflict (id) do update set customer_id = 3; insert into customers values (3, 'c') on conflict do nothing"
+
+    def wait() -> None:
+        with closing(open_reader(few.log.dir)) as log:
+            wait_for(few, log, "cache", timeout_s=DEADLINE_S)
+
+    with service(few), shop.source() as source:
+        with kept_up(few):
+            wait()
+        with kept_up(changed):
+            source.execute(three)
+            until(lambda: stops.held(run_dir), "the next generation to be refused")
+            [stop] = stops.held(run_dir)
+            assert stop.name == "VIEW_REFUSED:view-joined@next"
+            for _ in range(3):
+                transaction(source, dice)
+                wait()
+                assert shop.shown("joined") == shop.expected("joined", JOINED)
+            saved = status.read_view(run_dir, "joined")
+            assert saved is not None
+            assert [(one.number, one.state) for one in saved.generations] == [(1, "live"), (2, "refused")]
+        with kept_up(changed):
+            source.execute("delete from orders where id = 3")
+            wait()
+            assert shop.shown("joined") == shop.expected("joined", JOINED), "it is not tried again by itself"
+            stops.clear(run_dir, "VIEW_REFUSED")
+            until(lambda: shop.shown("joined") == shop.expected("joined", DIVIDED), "the view to be as it is defined now")
+    assert not stops.held(run_dir)

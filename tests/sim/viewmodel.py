@@ -38,6 +38,15 @@ def deal_views(chance: Random, tables: Sequence[Table]) -> list[ModelView]:
     return [shape(chance.choice(keyed[:1]) if shape is not _joined else keyed[0], keyed[-1], digits) for digits in versions]
 
 
+def refused_view(view: View) -> View:
+    """The same over a column that its table does not have."""
+    return view.model_copy(
+        update={
+            "sql": f"{view.sql} and gone = 1" if " group by " not in view.sql else view.sql.replace("select ", "select gone, ", 1)
+        }
+    )
+
+
 def _where(name: str, digits: str) -> str:
     listed = ", ".join(f"'{one}'" for one in digits)
     return f"right({name}, 1) in ({listed})"

@@ -229,7 +229,7 @@ def test_plan_says_how_a_view_goes_over(tmp_path: Path) -> None:
     former, other = (text.format(sql) for sql in ("select id, note from orders", "select id, note from orders where id > 1"))
 
     def said(now: str) -> str:
-        [(name, what)] = redefined(settings(tmp_path, now))
+        [(name, what)] = redefined(settings(tmp_path, now), bed.reader)
         assert name == "joined"
         return what
 
@@ -246,6 +246,14 @@ def test_plan_says_how_a_view_goes_over(tmp_path: Path) -> None:
                 bed.keep_up(runner)
             status.write(found.run_dir, status.view_part("joined"), status.ViewStatus("joined", 1, declaration=view.declaration))
             assert how in said(then)
+        refused = text.format("select id, nothing from orders")
+        assert "its next generation is refused (VIEW_REFUSED), and the live one goes on, at the next start" in said(refused)
+        assert "line 1, column 12" in said(refused)
+        view = declared_views(settings(tmp_path, refused))["joined"]
+        with bed.runner(view, "log/views") as runner:
+            runner.begin()
+        status.write(bed.folder / "run", status.view_part("joined"), status.ViewStatus("joined", 1, declaration=view.declaration))
+        assert said(refused).startswith("its next generation is refused: VIEW_REFUSED: view joined, line 1, column 12")
 
 
 def test_a_column_that_a_view_reads_and_that_is_gone_stops_it_by_name(tmp_path: Path) -> None:
