@@ -169,7 +169,8 @@ def _how_one_stands(one: ViewGenerationReport, live_at: int) -> str:
     if one.error:
         return f"being built, waits: {one.error}"
     if one.total:
-        return f"being built, {one.done} of at most {one.total} rows, {100 * one.done // max(one.total, 1)} %"
+        left = f", about {seconds(one.eta_s)} left" if one.eta_s is not None else ""
+        return f"being built, {one.done} of at most {one.total} rows, {100 * one.done // one.total} %{left}"
     return f"being built, at {one.position} of {live_at}"
 
 

@@ -29,7 +29,7 @@ from cdc.derive.ports import DeclaredView
 from cdc.derive.refusals import NextRefusal, is_refusal
 from cdc.derive.shown import course_of, former_by, mark_in_log, shown_by, why_lost
 from cdc.derive.statefolder import StateFolder
-from cdc.derive.topicrows import lacking_groups, output_groups
+from cdc.derive.topicrows import Groups, LackingRows, lacking_rows, output_groups
 from cdc.derive.viewgenerations import ViewGenerations
 from cdc.diskspace import FULL
 from cdc.errors import HeadwaterError, PositionGone, Stopped
@@ -192,7 +192,7 @@ class ViewRunner:
         if course is ViewCourse.CATCH_UP:
             self._catch_up(shown, mark)
         elif course is ViewCourse.RECONCILE:
-            self._reconcile(shown.cut, lacking_groups(self._log, self.topic, shown))
+            self._reconcile(shown.cut, lacking_rows(self._log, self.topic, shown))
         self.at = max(self.at, mark.cut)
 
     def _catch_up(self, shown: Computation, mark: ViewMark) -> None:
@@ -299,12 +299,13 @@ class ViewRunner:
         live.state.note(even=(held.cut, to))
         crashpoint("derive.even")
 
-    def _hand_over(self, groups: list[list[pa.RecordBatch]], mark: ViewMark, done: int = 0) -> None:
-        """The groups of the mark's range that are left behind the first ``done``; the last one carries the mark itself."""
-        deadline = HandoverDeadline.within(_NEVER)
+    def _hand_over(self, groups: Groups, mark: ViewMark, done: int = 0, *, redefines: bool = False) -> None:
+        """The groups of the mark's range that are left behind the first ``done``; the last one carries the mark itself. ``redefines``: of the first one."""
+        key, deadline = tuple(self._following.view.view.key), HandoverDeadline.within(_NEVER)
         for number, batches in enumerate(groups, 1):
             to = mark if number == len(groups) else mark.part(done + number)
-            self._handover.deliver(to.text, self.topic, tuple(self._bound.view.key), batches, deadline)
+            first = redefines and number == 1
+            self._handover.deliver(to.text, self.topic, key, batches, deadline, redefines=first)
             self.counts.written += sum(map(len, batches))
             self._marked_at = self._around.clock.monotonic()
             crashpoint("derive.group_taken")
@@ -422,7 +423,7 @@ class ViewRunner:
         assert self._next is not None
         one, anew = self._next.computation, self._next.why
         assert one is not None
-        lacking_rows = lacking_groups(self._log, self.topic, one)
+        found = lacking_rows(self._log, self.topic, one)
         shown, former = ViewMark.read(self._handover.mark.to), self._live
         cut = one.cut
         if shown is not None and shown.digest != one.view.digest:
@@ -430,7 +431,7 @@ class ViewRunner:
             self._generations.leave(shown.digest, self._around.now(), at)
         crashpoint("derive.swapping")
         self._live, self._next = one, None
-        self._reconcile(cut, lacking_rows)
+        self._reconcile(cut, found)
         crashpoint("derive.swapped")
         self.why = (why or anew) if anew else ""
         self.counts.taken += one.counts.taken
@@ -461,13 +462,14 @@ class ViewRunner:
         if self._next is None or self._next.refused is not None:
             self._generations.drop(self._around.now() - self._limits.kept_s)
 
-    def _reconcile(self, cut: Position, found: list[list[pa.RecordBatch]]) -> None:
+    def _reconcile(self, cut: Position, found: LackingRows) -> None:
         """Hands over what the topic lacks of the live state's rows."""
         self.at = cut
         # A mark that stands already cannot be handed over again, nor one of its parts: they are counted on.
-        mark, held = ViewMark(self._bound.digest, START, cut), ViewMark.read(self._handover.mark.to)
-        if found:
-            self._hand_over(found, mark, held.done or 0 if held is not None and replace(held, done=None) == mark else 0)
+        mark, held = ViewMark(self._following.view.digest, START, cut), ViewMark.read(self._handover.mark.to)
+        if found.groups:
+            done = held.done or 0 if held is not None and replace(held, done=None) == mark else 0
+            self._hand_over(found.groups, mark, done, redefines=found.redefines)
         elif mark.text != self._handover.mark.to:
             self._handover.deliver(mark.text, "", (), [], HandoverDeadline.within(_NEVER))
 
@@ -488,10 +490,6 @@ class ViewRunner:
 
     def close(self) -> None:
         self._generations.close()
-
-    @property
-    def _bound(self) -> ViewInForce:
-        return self._following.view
 
     @property
     def _following(self) -> Computation:

@@ -1,4 +1,4 @@
-"""What a view's topic shows: of which definition its rows are, the computation that they are of, and how that goes on."""
+"""The definition that the rows of a view's topic are of, the computation that they come from, and how that goes on."""
 
 from __future__ import annotations
 

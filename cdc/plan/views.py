@@ -11,6 +11,7 @@ from cdc.derive.declarations import SqlView, declared_views
 from cdc.derive.netrange import TopicReads
 from cdc.derive.statefolder import FOLDER, generations_in
 from cdc.errors import ConfigError, HeadwaterError, StopState
+from cdc.inbox.definition import refuses
 from cdc.log.contract import LogReader
 from cdc.log.orphans import ENDING
 from cdc.model.evolution import SchemaChange
@@ -86,7 +87,8 @@ def _reads(view: SqlView, schemas: Mapping[str, TopicSchema], topic: str) -> Top
 def redefined(settings: Settings, reader: LogReader) -> Iterator[tuple[str, str]]:
     """The views that the configuration defines otherwise than their processes last knew, or whose next generation is refused: name and consequence. Raises ConfigError
     as ``ReadingViews`` does."""
-    known = {topic.name: topic.schema for topic in reader.topics()}
+    topics = reader.topics()
+    known, tables = {topic.name: topic.schema for topic in topics}, {topic.name: topic.table for topic in topics}
     for name, view in declared_views(settings).items():
         saved = status.read_view(settings.run_dir, name)
         again = saved is not None and saved.declaration == view.declaration
@@ -98,7 +100,10 @@ def redefined(settings: Settings, reader: LogReader) -> Iterator[tuple[str, str]
         elif saved is None:
             yield name, "is new: it is computed from the log at the next start of cdc run"
         elif saved.declaration and not again:
-            yield name, f"is defined otherwise than before: at the next start of cdc run {_goes_over(settings, view)}"
+            yield (
+                name,
+                f"is defined otherwise than before: at the next start of cdc run {_goes_over(settings, view)}{_redefines(view, known, tables)}",
+            )
 
 
 def _refused(view: SqlView, known: Mapping[str, TopicSchema], *, function_only: bool) -> str | None:
@@ -111,6 +116,15 @@ def _refused(view: SqlView, known: Mapping[str, TopicSchema], *, function_only: 
     except HeadwaterError as error:
         return str(error).removeprefix(f"{StopState.VIEW_REFUSED}: ")
     return None
+
+
+def _redefines(view: SqlView, known: Mapping[str, TopicSchema], tables: Mapping[str, Table]) -> str:
+    """The words for another key, or other types, than its topic has, as far as that can be said."""
+    held = tables.get(topic_of(view.name))
+    if held is None or any(topic not in known for topic in view.topics):
+        return ""
+    why = refuses(held, view.bind(known).table)
+    return "" if why is None else f"; {why}, so that all of its rows come again"
 
 
 def _stops(settings: Settings, view: SqlView) -> str:

@@ -202,6 +202,7 @@ class ViewGeneration(_Told):
     done: int = 0
     expected: int = 0
     """Rows of its topics that it has been through while it is loaded, and how many there are at most; else 0."""
+    rows_per_s: float = 0.0
     bytes: int = 0
     """On the disk."""
     left_at: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -12,6 +13,8 @@ from cdc.derive.around import StepLimits
 from cdc.derive.declarations import declared_views, refuse_circles
 from cdc.errors import ConfigError, Stopped
 from cdc.model.batch import Op
+from cdc.model.evolution import Kind, SchemaChange, schema_record
+from cdc.model.pgtypes import INT8
 from cdc.plan.views import redefined
 from cdc.settings.file import SettingsError, load
 from cdc.settings.models import Settings
@@ -224,6 +227,22 @@ def test_a_table_that_is_altered_while_the_next_generation_is_built(tmp_path: Pa
             assert bed.shown() == {2: {"id": 2, "note": "a"}, 3: {"id": 3, "note": "b2"}}
 
 
+def test_a_column_that_a_table_shows_with_another_type_has_it_in_the_view_too(tmp_path: Path) -> None:
+    text = '[views.joined]\nsql = "select id, note from orders"\nkey = ["id"]\n'
+    view = declared_views(settings(tmp_path, text))["joined"]
+    *others, note = ORDERS.columns
+    numbers = replace(ORDERS, columns=(*others, replace(note, type_oid=INT8)))
+    with bed_in(tmp_path) as bed:
+        bed.commit((ORDERS, Op.INSERT, [{"id": number, "customer": 1, "note": "a"} for number in range(4)]))
+        with bed.runner(view) as runner:
+            runner.begin()
+            change = SchemaChange(numbers, Kind.REWRITTEN, empties=True)
+            bed.writer.append(schema_record(change, bed.writer.next_position, bed.lsn, bed.lsn))
+            bed.commit((numbers, Op.INSERT, [{"id": number, "customer": 1, "note": number} for number in range(3)]))
+            bed.keep_up(runner)
+            assert bed.shown() == {number: {"id": number, "note": number} for number in range(3)}
+
+
 def test_plan_says_how_a_view_goes_over(tmp_path: Path) -> None:
     text = 'run_dir = "run"\n[log]\ndir = "log"\n[views.joined]\nsql = "{}"\nkey = ["id"]\n'
     former, other = (text.format(sql) for sql in ("select id, note from orders", "select id, note from orders where id > 1"))
@@ -246,6 +265,8 @@ def test_plan_says_how_a_view_goes_over(tmp_path: Path) -> None:
                 bed.keep_up(runner)
             status.write(found.run_dir, status.view_part("joined"), status.ViewStatus("joined", 1, declaration=view.declaration))
             assert how in said(then)
+        retyped = text.format("select id, customer as note from orders")
+        assert said(retyped).endswith("; column note is bigint, in the topic it is text, so that all of its rows come again")
         refused = text.format("select id, nothing from orders")
         assert "its next generation is refused (VIEW_REFUSED), and the live one goes on, at the next start" in said(refused)
         assert "line 1, column 12" in said(refused)

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from cdc.crashpoint import Fault, armed
@@ -20,7 +21,7 @@ from cdc.model.batch import Op
 from cdc.state import status, stops
 from cdc.views.contract import Delta, StateFull, ViewRefused
 from cdc.views.marks import ViewMark
-from tests.unit.derive.bed import CUSTOMERS, ORDERS, OTHER, VIEW, Bed, bed_in
+from tests.unit.derive.bed import CUSTOMERS, ORDERS, OTHER, RETYPED, VIEW, Bed, bed_in
 from tests.unit.derive.kernels import DEFINED, Row, WholeKernel, WholeView
 
 SMALL = StepLimits(rows=3, kept_s=100.0)
@@ -341,6 +342,56 @@ def test_a_table_of_the_next_one_that_is_still_being_read_does_not_hold_up_the_l
             runner.move_mark()
         bed.keep_up(runner)
         assert bed.shown() == bed.expected(VIEW)
+
+
+REKEYED = replace(VIEW, name="rekeyed", key=("id", "name"))
+TEXTS = replace(
+    VIEW,
+    name="texts",
+    schema=pa.schema([("id", pa.utf8()), ("name", pa.utf8()), ("note", pa.utf8())]),
+    compute=lambda rows: [row | {"id": f"n{row['id']}"} for row in VIEW.compute(rows)],
+)
+"""The type of its key is another."""
+NONE = replace(REKEYED, name="none", compute=lambda _: [])
+
+
+@pytest.mark.parametrize("other", [RETYPED, REKEYED, TEXTS, NONE], ids=lambda one: one.name)
+@pytest.mark.parametrize("rows", [200_000, 3])
+def test_the_key_and_the_types_of_columns_change_with_the_generation(
+    bed: Bed, other: WholeView, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.derive.pieces.MAX_ROWS", rows)
+    built(bed)
+    for view in (other, VIEW):
+        with bed.runner(view, limits=SMALL) as runner:
+            runner.begin()
+            bed.commit((ORDERS, Op.UPDATE, [{"id": 3, "customer": 1, "note": f"for {view.name}"}]))
+            bed.keep_up(runner)
+            assert bed.shown() == bed.expected(view)
+            [topic] = [one for one in bed.reader.topics() if one.name == "views.joined"]
+            assert [column.name for column in topic.table.key] == list(view.key)
+            bed.commit(
+                (ORDERS, Op.UPDATE, [{"id": 5, "customer": 2, "note": f"for {view.name}"}]), (ORDERS, Op.DELETE, [{"id": 6}])
+            )
+            bed.keep_up(runner)
+            assert bed.shown() == bed.expected(view)
+    bed.refuse_doubles()
+
+
+@pytest.mark.parametrize("other", [RETYPED, REKEYED], ids=lambda one: one.name)
+@pytest.mark.parametrize("group", [1, 2])
+def test_a_process_that_ends_while_the_topic_is_redefined_goes_on(
+    bed: Bed, other: WholeView, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.derive.pieces.MAX_ROWS", 3)
+    built(bed)
+    with bed.runner(other) as runner, armed(f"derive.group_taken=error:{group}"):
+        runner.begin()
+        with pytest.raises(Fault):
+            bed.keep_up(runner)
+    built(bed, other)
+    built(bed, VIEW)
+    bed.refuse_doubles()
 
 
 ODD = replace(
