@@ -59,15 +59,22 @@ def _of(fold: Folded, table: Table, digits: str = "0123456789") -> list[Row]:
 
 
 def _filtered(table: Table, _: Table, digits: str) -> ModelView:
+    """In one version the body is how long it is, which is of another type."""
     key = tuple(column.name for column in table.key)
     shown = (*key, "tag", "body")
+    measured = digits == BY_FUNCTION
 
     def rows(fold: Folded) -> Rows:
-        return {
+        found = {
             _key(row, key): {name: row[name] for name in shown if row.get(name) is not None} for row in _of(fold, table, digits)
         }
+        for row in found.values() if measured else ():
+            if (body := row.get("body")) is not None:
+                row["body"] = str(len(body))
+        return found
 
-    return ModelView(View(sql=f"select {', '.join(shown)} from public.{table.name} where {_where('tag', digits)}", key=key), rows)
+    columns = (*key, "tag", "length(body) as body" if measured else "body")
+    return ModelView(View(sql=f"select {', '.join(columns)} from public.{table.name} where {_where('tag', digits)}", key=key), rows)
 
 
 def _grouped(table: Table, _: Table, digits: str) -> ModelView:
