@@ -154,7 +154,9 @@ def view_line(view: ViewReport) -> str:
 def view_generation_lines(view: ViewReport) -> Iterator[str]:
     """One for each generation of a view, where it has several."""
     for one in view.generations if len(view.generations) > 1 else ():
-        yield f"generation {one.number} of view {view.view}: {_how_one_stands(one, view.position)}, {size(one.bytes)}"
+        yield f"generation {one.number} of view {view.view}: {_how_one_stands(one, view.position)}" + (
+            f", {size(one.bytes)}" if one.bytes else ""
+        )
 
 
 def _how_one_stands(one: ViewGenerationReport, live_at: int) -> str:
@@ -162,10 +164,13 @@ def _how_one_stands(one: ViewGenerationReport, live_at: int) -> str:
         return f"live at {one.position}"
     if one.state == "kept":
         return f"kept at {one.position} until {moment(one.until or 0.0)}"
+    if one.state == "refused":
+        return f"refused: {one.error}"
     if one.error:
         return f"being built, waits: {one.error}"
     if one.total:
-        return f"being built, {one.done} of at most {one.total} rows, {100 * one.done // max(one.total, 1)} %"
+        left = f", about {seconds(one.eta_s)} left" if one.eta_s is not None else ""
+        return f"being built, {one.done} of at most {one.total} rows, {100 * one.done // one.total} %{left}"
     return f"being built, at {one.position} of {live_at}"
 
 

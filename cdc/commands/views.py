@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -49,7 +50,7 @@ def views(
     for one in found:
         for text in view_generation_lines(one):
             out.print(line(text))
-        if why := _trouble(settings, one):
+        for why in _troubles(settings, one):
             out.print(line(f"! view {one.view}: {why}"))
     if not found:
         out.print(line("the configuration has no views"))
@@ -89,7 +90,7 @@ def explain(
     out = console()
     out.print(line(f"view {name} is topic {facts['topic']}, by its key {', '.join(view.key)}"))
     out.print(line(f"{state_of(report)} at {report.position}, {_fresh(report)}"))
-    if why := _trouble(settings, report):
+    for why in _troubles(settings, report):
         out.print(line(f"! {why}"))
     for topic, columns in facts["reads"].items():
         missing = "its columns are known once all of these are in the log" if topic in known else "not in the log yet"
@@ -144,7 +145,7 @@ def _screen(settings: Settings, found: list[ViewReport], width: int) -> Renderab
         for one in found
         if one.step is not None
     ]
-    wrong = [f"! view {one.view}: {why}" for one in found if (why := _trouble(settings, one))]
+    wrong = [f"! view {one.view}: {why}" for one in found for why in _troubles(settings, one)]
     return Group(view_table(found, width), *map(line, steps), *(line(one, "red") for one in wrong))
 
 
@@ -185,6 +186,16 @@ def _trouble(settings: Settings, report: ViewReport) -> str | None:
 
     stop = stops.held_by(settings.run_dir, status.view_part(report.view))
     return report.error if stop is None else stop.error().line()
+
+
+def _troubles(settings: Settings, report: ViewReport) -> Iterator[str]:
+    """The same, and why its next generation is not built."""
+    from cdc.state import status, stops
+
+    if (why := _trouble(settings, report)) is not None:
+        yield why
+    if (stop := stops.held_by(settings.run_dir, status.next_part(report.view))) is not None:
+        yield stop.error().line()
 
 
 def _fresh(report: ViewReport) -> str:

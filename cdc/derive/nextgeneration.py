@@ -20,13 +20,12 @@ from cdc.derive.course import useless
 from cdc.derive.inforce import ViewInForce, ViewWaits, in_force
 from cdc.derive.netrange import Redefined
 from cdc.derive.ports import DeclaredView
-from cdc.derive.refusals import refused, ways_on
+from cdc.derive.refusals import refused
 from cdc.derive.viewgenerations import ViewGenerations
 from cdc.derive.wholeness import going_over, lacking
-from cdc.errors import PositionGone, Stopped, StopState
-from cdc.inbox.definition import refuses
+from cdc.errors import PositionGone, Stopped
 from cdc.model.position import START, Position
-from cdc.settings.views import topic_of
+from cdc.state import status
 from cdc.views.contract import StateDamaged, StateFull, ViewRefused
 
 BESIDE: Final = StepLimits(20_000, 16 * 2**20)
@@ -44,6 +43,16 @@ class Suspension:
 
     why: str
     until: float
+    refused: bool = False
+    """It is not built until that is over (``NextRefusal``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRows:
+    """Rows of its sources that it has been through, since when by the time of day."""
+
+    rows: int
+    since: float
 
 
 class NextGeneration:
@@ -57,8 +66,8 @@ class NextGeneration:
         """Another one is followed meanwhile: slices are small."""
         self.suspended: Suspension | None = None
         self.computation: Computation | None = None
-        self.loaded: int | None = None
-        """Rows of its sources that it has been through; None while it does not load."""
+        self.loaded: LoadedRows | None = None
+        """None while it does not load."""
         self.at = START
         """The cut that it is as of, or is loaded as of."""
         self.why = ""
@@ -68,7 +77,6 @@ class NextGeneration:
         """The definition over its topics as they are now, of which there is a state from here on, which may be empty. Raises ViewWaits, Stopped."""
         view = bound(self.name, self._declared, self._around, self._around.log.head().position)
         if self.computation is None or self.computation.view.digest != view.digest:
-            self._refuse_other_shape(view)
             state = self._generations.of(view.digest) or self._generations.made()
             self.computation = Computation(self.name, view, state, self._around, self._limits)
         return view
@@ -102,6 +110,18 @@ class NextGeneration:
             self.begin_again(UNREADABLE)
         return False
 
+    def report(self) -> Iterator[status.ViewGeneration]:
+        """How far it is, as the view's status says it."""
+        if self.refused is not None:
+            yield status.ViewGeneration(self._generations.next_number, "refused", error=self.refused)
+        elif self.computation is not None:
+            one = status.ViewGeneration(self.computation.state.number, "building", self.at)
+            one.error = self.suspended.why if self.suspended else None
+            if self.loaded is not None:
+                one.done, one.expected = self.loaded.rows, self.computation.source_rows()
+                one.rows_per_s = self.loaded.rows / max(self._around.now() - self.loaded.since, 0.001)
+            yield one
+
     def begin_again(self, why: str = "") -> None:
         """With the next slice. What there is of it is gone on return."""
         self.why = why
@@ -119,19 +139,30 @@ class NextGeneration:
         """It goes on after so long."""
         if self.suspended is None or self.suspended.why != why:
             _log.info(f"the next generation of view {self.name} waits: {why}", facts={"view": self.name})
-        self.suspended = Suspension(why, self._around.clock.monotonic() + seconds)
+        self.suspended = Suspension(why, self._around.clock.monotonic() + seconds, self.refused is not None)
+
+    def refuse(self, why: str) -> None:
+        """It is not built for now. What there is of it is gone on return."""
+        self.begin_again()
+        self.suspended = Suspension(why, self._around.clock.monotonic(), refused=True)
+
+    @property
+    def refused(self) -> str | None:
+        """Why it is not built."""
+        return self.suspended.why if self.suspended is not None and self.suspended.refused else None
 
     def _work(self) -> Iterator[None]:
         one = self.computation
         assert one is not None
         why = self._useless(one)
         if why is not None:
-            self.why, self.loaded, self.at = self.why or why, 0, self._around.log.head().position
+            self.why, self.at = self.why or why, self._around.log.head().position
+            self.loaded = LoadedRows(0, self._around.now())
             # It may have been bound long ago.
             if bound(self.name, self._declared, self._around, self.at).digest != one.view.digest:
                 raise Redefined
             for rows in one.load(self.at, self._most):
-                self.loaded = rows
+                self.loaded = LoadedRows(rows, self.loaded.since)
                 yield
             self.loaded = None
         head, self.at = self._around.log.head().position, one.cut
@@ -165,18 +196,6 @@ class NextGeneration:
             problem = str(error) if isinstance(error, StateDamaged) else type(error).__name__
             _log.warning(f"the state of view {self.name} cannot be read", problem=problem)
             return UNREADABLE
-
-    def _refuse_other_shape(self, view: ViewInForce) -> None:
-        """Raises Stopped where the topic, as it is in the log, cannot go on with rows of these columns and with this key."""
-        topic = topic_of(self.name)
-        known = next((one.table for one in self._around.log.topics() if one.name == topic), None)
-        why = None if known is None else refuses(known, view.view.table)
-        if why is not None:
-            raise Stopped(
-                StopState.VIEW_REFUSED,
-                f"view {self.name} cannot go on as {topic}: {why}",
-                hint=f"give the new definition another name than [views.{self.name}], or take the change back; {ways_on(self.name)}",
-            )
 
 
 def bound(name: str, declared: DeclaredView, around: Around, at: Position) -> ViewInForce:

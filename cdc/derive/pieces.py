@@ -110,6 +110,8 @@ def difference(now: pa.Table, held: pa.Table | None, key: Sequence[str]) -> Delt
             alike[:] = False
             break
         alike &= _equal(one.column(name), other.column(name))
+    if EXACT in held.column_names:
+        alike &= other.column(EXACT).is_null().to_numpy()
     changed = np.ones(len(now), np.bool_)
     changed[at_now[alike]] = False
     lost = np.ones(len(held), np.bool_)

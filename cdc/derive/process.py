@@ -91,13 +91,14 @@ def run_view(
 
 def try_again_if_changed(run_dir: Path, name: str, declared: DeclaredView) -> None:
     """A view that was refused is not held by that where the configuration says another thing of it since."""
-    part = status.view_part(name)
-    saved, stop = status.read_view(run_dir, name), stops.held_by(run_dir, part)
-    if saved is None or stop is None or stop.state is not StopState.VIEW_REFUSED or not saved.declaration:
+    saved = status.read_view(run_dir, name)
+    if saved is None or saved.declaration in ("", declared.declaration):
         return
-    if saved.declaration != declared.declaration:
-        stops.clear(run_dir, stop.name)
-        _log.info(f"view {name} is tried again, as its definition has changed since it was refused", facts={"view": name})
+    for part in (status.view_part(name), status.next_part(name)):
+        stop = stops.held_by(run_dir, part)
+        if stop is not None and stop.state is StopState.VIEW_REFUSED:
+            stops.clear(run_dir, stop.name)
+            _log.info(f"view {name} is tried again, as its definition has changed since it was refused", facts={"view": name})
 
 
 @contextmanager

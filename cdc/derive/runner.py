@@ -12,7 +12,6 @@ while the next generation is built beside it (``cdc.derive.nextgeneration``), an
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -21,28 +20,25 @@ import structlog
 
 from cdc.crashpoint import crashpoint
 from cdc.derive.around import Around, StepCounts, StepLimits
-from cdc.derive.computation import PAST_BYTES, Computation
-from cdc.derive.course import Decision, ViewCourse, decide
-from cdc.derive.inforce import ViewInForce, ViewWaits, in_force
+from cdc.derive.computation import Computation
+from cdc.derive.course import ViewCourse
+from cdc.derive.inforce import ViewInForce, ViewWaits
 from cdc.derive.netrange import Redefined
-from cdc.derive.nextgeneration import OVERTAKEN, REDEFINED, UNREADABLE, NextGeneration
-from cdc.derive.pieces import difference, pieces, rowless
+from cdc.derive.nextgeneration import NextGeneration
 from cdc.derive.ports import DeclaredView
+from cdc.derive.refusals import NextRefusal, is_refusal
+from cdc.derive.shown import course_of, former_by, mark_in_log, shown_by, why_lost
 from cdc.derive.statefolder import StateFolder
+from cdc.derive.topicrows import Groups, LackingRows, lacking_rows, output_groups
 from cdc.derive.viewgenerations import ViewGenerations
-from cdc.derive.wholeness import lacking
 from cdc.diskspace import FULL
-from cdc.errors import HeadwaterError, PositionGone, Stopped, StopState
-from cdc.inbox.definition import numbered
+from cdc.errors import HeadwaterError, PositionGone, Stopped
 from cdc.inbox.handover import Handover, HandoverDeadline
-from cdc.inbox.verdicts import InboxMark
 from cdc.log.contract import LogReader
-from cdc.model.batch import META_FIELDS
 from cdc.model.position import START, ZERO_CUT, Lsn, Position
-from cdc.replay.state import rows_as_of
 from cdc.settings.views import topic_of
 from cdc.state import status
-from cdc.views.contract import Delta, StateDamaged, StateFull
+from cdc.views.contract import StateDamaged, StateFull
 from cdc.views.marks import ViewMark, producer_of
 
 MARK_S: Final = 1.0
@@ -91,6 +87,10 @@ class ViewRunner:
     def _log(self) -> LogReader:
         return self._around.log
 
+    @property
+    def _refusal(self) -> NextRefusal:
+        return NextRefusal(self._around.run_dir, self.name)
+
     # --- beginning -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -102,61 +102,68 @@ class ViewRunner:
         self._live = None
         self._generations.look()
         self._next = self._generation()
-        wanted, waits = self._wanted()
-        if waits is not None and self._shown(wanted, self._mark_in_log()) is None:
-            raise waits
+        wanted, hindrance = self._wanted()
+        shown = self._shown(wanted, mark_in_log(self._log, self._handover.producer))
+        if hindrance is not None and shown is None and (self._generations.former is None or not is_refusal(hindrance)):
+            raise hindrance
         crashpoint("derive.opening")
         mark = ViewMark.read(self._handover.open(HandoverDeadline.within(_NEVER)).to)
         shown = self._shown(wanted, mark)
         why = "" if mark is None else ANOTHER
         if mark is not None and shown is not None:
             why = self._resume(shown, mark)
+        if self._live is not None:
+            self._settle_refusal(hindrance)
         self._tidy(mark)
         if self._live is None:
-            if waits is not None:
-                raise waits
-            self._finish(why)
+            if isinstance(hindrance, Stopped):
+                self._restore(hindrance, why)
+            elif hindrance is not None:
+                raise hindrance
+            else:
+                self._finish(why)
 
-    def _generation(self) -> NextGeneration:
-        return NextGeneration(self.name, self._declared, self._around, self._generations, self._limits)
+    def _generation(self, declared: DeclaredView | None = None) -> NextGeneration:
+        return NextGeneration(self.name, declared or self._declared, self._around, self._generations, self._limits)
 
-    def _wanted(self) -> tuple[ViewInForce | None, ViewWaits | None]:
-        """The declared definition over its topics as they are, or what that waits for."""
+    def _wanted(self) -> tuple[ViewInForce | None, ViewWaits | Stopped | None]:
+        """The declared definition over its topics as they are; or what that waits for, or why it is refused."""
         assert self._next is not None
         try:
             return self._next.bind(), None
         except ViewWaits as waits:
             return None, waits
+        except Stopped as stopped:
+            if not is_refusal(stopped):
+                raise
+            return None, stopped
 
-    def _mark_in_log(self) -> ViewMark | None:
-        with suppress(ValueError):
-            return ViewMark.read(InboxMark.decode(self._log.marks().get(self._handover.producer)).to)
-        return None
+    def _settle_refusal(self, hindrance: ViewWaits | Stopped | None) -> None:
+        """Beside a live generation a refused definition is not tried until somebody resumes it."""
+        if self._next is None:
+            self._refusal.clear()
+        elif isinstance(hindrance, Stopped):
+            self._refuse(hindrance)
+        elif (held := self._refusal.held()) is not None:
+            self._next.refuse(held.message)
 
     def _shown(self, wanted: ViewInForce | None, mark: ViewMark | None) -> Computation | None:
         """The computation that the topic's rows are of; None where it is not known any more, or cannot be done."""
-        if mark is None or self._next is None:
+        assert self._next is not None
+        self._generations.former = None
+        if mark is None:
             return None
         if wanted is not None and wanted.digest == mark.digest:
             return self._next.computation
-        state = self._generations.of(mark.digest)
-        if state is None or state.facts is None:
-            return None
-        former = self._declared.former(state.facts.definition)
-        if former is None or lacking(self._log, self._around.run_dir, former.topics) is not None:
-            return None
-        try:
-            view = in_force(former, self._log, self._log.head().position)
-        except (ViewWaits, HeadwaterError):
-            return None
-        return Computation(self.name, view, state, self._around, self._limits) if view.digest == mark.digest else None
+        former = self._generations.former = former_by(self._generations, self._declared, mark)
+        return shown_by(self.name, former, mark, self._generations, self._around, self._limits)
 
     def _resume(self, shown: Computation, mark: ViewMark) -> str:
         """Goes on with what the topic shows; or says why that is not possible, and has nothing left of its state then."""
         following = self._next
         assert following is not None
         declared = shown is following.computation
-        decision = self._course(shown, mark)
+        decision = course_of(shown, mark, self._log)
         why = decision.why
         if decision.course is not ViewCourse.REBUILD:
             try:
@@ -165,11 +172,12 @@ class ViewRunner:
                 self._next = None if declared else following
                 return ""
             except (Redefined, PositionGone, StateDamaged) as lost:
-                why = self._why(lost)
+                why = why_lost(self.name, lost)
             except Stopped as stopped:
-                if declared or stopped.state is not StopState.VIEW_REFUSED:
+                if declared or not is_refusal(stopped):
                     raise
                 self._part()  # the declared one need not stop by that, too
+                self._generations.former = None
                 return ANOTHER
         self._live = None
         if declared:
@@ -184,34 +192,8 @@ class ViewRunner:
         if course is ViewCourse.CATCH_UP:
             self._catch_up(shown, mark)
         elif course is ViewCourse.RECONCILE:
-            self._reconcile(shown.cut)
+            self._reconcile(shown.cut, lacking_rows(self._log, self.topic, shown))
         self.at = max(self.at, mark.cut)
-
-    def _why(self, lost: Redefined | PositionGone | StateDamaged) -> str:
-        """Why a state cannot be gone on with."""
-        if isinstance(lost, PositionGone):
-            _log.warning(f"view {self.name} is computed from the beginning: {lost}", facts={"view": self.name})
-            return OVERTAKEN
-        if isinstance(lost, StateDamaged):
-            _log.warning(f"the state of view {self.name} cannot be read", problem=str(lost))
-            return UNREADABLE
-        return REDEFINED
-
-    def _course(self, shown: Computation, mark: ViewMark) -> Decision:
-        facts, lineage = shown.state.facts, self._log.lineage()
-        assert lineage is not None
-        digest = shown.view.digest
-        if facts is None or facts.loading:
-            return decide(digest, mark, facts, START, lineage)
-        try:
-            cut = shown.state.open(shown.view).cut
-        except (Stopped, StateFull):
-            raise
-        except Exception as error:  # whatever a damaged file leads to
-            problem = str(error) if isinstance(error, StateDamaged) else type(error).__name__
-            _log.warning(f"the state of view {self.name} cannot be read", problem=problem)
-            return Decision(ViewCourse.REBUILD, UNREADABLE)
-        return decide(digest, mark, facts, cut, lineage)
 
     def _catch_up(self, shown: Computation, mark: ViewMark) -> None:
         """Brings the state to the mark. What the log has of the output is not handed over again."""
@@ -222,7 +204,7 @@ class ViewRunner:
             shown.pass_to(mark.begin)
         history = shown.history()
         deltas = shown.deltas(mark.cut, wait=False)
-        found = self._groups(shown.advance(deltas, mark.cut))
+        found = output_groups(self._log, self.topic, shown, shown.advance(deltas, mark.cut))
         self._hand_over(found[mark.done :], mark, mark.done)
         shown.commit(history)
 
@@ -243,16 +225,16 @@ class ViewRunner:
             return self._step(live)
         except (Redefined, PositionGone, StateDamaged) as lost:  # damage in a page that no step had read until now
             self._part()
-            self.why = self._why(lost)
+            self.why, self._generations.former = why_lost(self.name, lost), live.view.declared if self._next else None
             self._generations.forget(live.state)
         except StateFull:
             self._make_room()
             raise
         except Stopped as stopped:
-            if self._next is None or stopped.state is not StopState.VIEW_REFUSED:
+            if self._next is None or not is_refusal(stopped):
                 raise
             self._part()  # the declared one need not stop by that, too
-            self.why = ANOTHER
+            self.why, self._generations.former = ANOTHER, None
         self._next = self._next or self._generation()
         self._finish(self.why)
         return True
@@ -282,7 +264,7 @@ class ViewRunner:
         output = live.advance(deltas, to)
         self.counts.taken += live.counts.taken - taken
         crashpoint("derive.advanced")
-        groups = self._groups(output)
+        groups = output_groups(self._log, self.topic, live, output)
         mark = ViewMark(live.view.digest, begin, to)
         if not groups:
             self._even(live, to)
@@ -315,18 +297,13 @@ class ViewRunner:
         live.state.note(even=(held.cut, to))
         crashpoint("derive.even")
 
-    def _groups(self, output: Delta) -> list[list[pa.RecordBatch]]:
-        view = self._bound.view
-        if output.emptied:
-            output = difference(output.rows, self._held(), view.key)
-        return pieces(output, view.key, view.typed)
-
-    def _hand_over(self, groups: list[list[pa.RecordBatch]], mark: ViewMark, done: int = 0) -> None:
-        """The groups of the mark's range that are left behind the first ``done``; the last one carries the mark itself."""
-        deadline = HandoverDeadline.within(_NEVER)
+    def _hand_over(self, groups: Groups, mark: ViewMark, done: int = 0, *, redefines: bool = False) -> None:
+        """The groups of the mark's range that are left behind the first ``done``; the last one carries the mark itself. ``redefines``: of the first one."""
+        key, deadline = tuple(self._following.view.view.key), HandoverDeadline.within(_NEVER)
         for number, batches in enumerate(groups, 1):
             to = mark if number == len(groups) else mark.part(done + number)
-            self._handover.deliver(to.text, self.topic, tuple(self._bound.view.key), batches, deadline)
+            first = redefines and number == 1
+            self._handover.deliver(to.text, self.topic, key, batches, deadline, redefines=first)
             self.counts.written += sum(map(len, batches))
             self._marked_at = self._around.clock.monotonic()
             crashpoint("derive.group_taken")
@@ -345,25 +322,11 @@ class ViewRunner:
         return list(dict.fromkeys([*self._declared.topics, *live]))
 
     def generations(self) -> list[status.ViewGeneration]:
-        """Those that have a state: how far they are."""
-        found = []
-        if self._live is not None:
-            found.append(status.ViewGeneration(self._live.state.number, "live", self.at))
-        if self._next is not None and self._next.computation is not None:
-            one, state = self._next, self._next.computation.state
-            done, of = (0, 0) if one.loaded is None else (one.loaded, self._next.computation.source_rows())
-            found.append(
-                status.ViewGeneration(
-                    state.number, "building", one.at, done, of, error=one.suspended.why if one.suspended else None
-                )
-            )
-        for state in [state for state in self._generations.left if state.number not in {one.number for one in found}]:
-            assert state.facts is not None
-            assert state.facts.left is not None
-            left = state.facts.left
-            until = left.at + self._limits.kept_s
-            found.append(status.ViewGeneration(state.number, "kept", left.cut, left_at=left.at, until=until))
-        return found
+        """Those that have a state, and one that is refused: how far they are."""
+        live = [] if self._live is None else [status.ViewGeneration(self._live.state.number, "live", self.at)]
+        following = [] if self._next is None else list(self._next.report())
+        kept = self._generations.kept(self._limits.kept_s)
+        return [*live, *following, *(one for one in kept if one.number not in {each.number for each in (*live, *following)})]
 
     def state_bytes(self) -> dict[int, int]:
         """The size of each generation on the disk, by its number."""
@@ -376,30 +339,78 @@ class ViewRunner:
         """
         if (following := self._next) is None or not self.building:
             return False
+        if following.refused is not None and not self._resumed(following):
+            return False
         try:
-            if not following.step():
-                return True
+            if following.step():
+                self._swap(ANOTHER)
+            return True
         except ViewWaits as waits:
             following.suspend(str(waits), WAITS_S)
             return False
         except (HeadwaterError, OSError) as error:
+            if self._next is not following:
+                raise  # the topic goes over
+            if is_refusal(error):
+                self._refuse(error)
+                return False
             if isinstance(error, Stopped) and not isinstance(error, PositionGone):
                 raise
             if isinstance(error, StateFull) or (isinstance(error, OSError) and error.errno in FULL):
                 self._make_room()
             following.suspend(str(error), AGAIN_S)
             return False
-        self._swap(ANOTHER)
+
+    def _refuse(self, stopped: Stopped) -> None:
+        """The next generation is given up for now. The live one goes on, and what its topic shows is what it was."""
+        assert self._next is not None
+        assert self._live is not None
+        stop = self._refusal.record(stopped, self._live.state.number)
+        self._next.refuse(stop.message)
+        _log.warning(f"the next generation of view {self.name} is refused: {stop.error().line()}", facts={"view": self.name})
+
+    def _resumed(self, following: NextGeneration) -> bool:
+        if (held := self._refusal.held()) is not None:
+            following.suspend(held.message, WAITS_S)
+            return False
+        following.suspended = None
+        _log.info(f"the next generation of view {self.name} is tried again", facts={"view": self.name})
         return True
 
     def _finish(self, why: str) -> None:
         """Builds the next generation with nothing beside it: the topic stands still until it goes over. ``why``: it is computed, if its state itself does not say it."""
         following = self._next
         assert following is not None
-        following.beside = False
+        self._refusal.clear()
+        following.beside, following.suspended = False, None
+        try:
+            self._go_over(following, why)
+        except Stopped as stopped:
+            if not is_refusal(stopped):
+                raise
+            self._restore(stopped, why)
+
+    def _go_over(self, following: NextGeneration, why: str) -> None:
         while not following.step():
             pass
         self._swap(why)
+
+    def _restore(self, refusal: Stopped, why: str) -> None:
+        """As the declared definition is refused, the one that the topic's rows are of is computed again, whose state is lost, and followed. Raises the refusal where
+        that cannot be."""
+        if self._generations.former is None:
+            raise refusal
+        following, self._next = self._next, self._generation(self._generations.former)
+        assert following is not None
+        try:
+            self._next.beside = False
+            self._go_over(self._next, why)
+        except Stopped as stopped:
+            raise (refusal if is_refusal(stopped) else stopped) from None
+        finally:
+            self._next = following
+        following.beside, self._generations.former = True, None
+        self._refuse(refusal)
 
     def _swap(self, why: str) -> None:
         """The topic goes over to the next generation, whose state is as of the log's head: it gets what differs, and with the last of that the mark.
@@ -409,6 +420,7 @@ class ViewRunner:
         assert self._next is not None
         one, anew = self._next.computation, self._next.why
         assert one is not None
+        found = lacking_rows(self._log, self.topic, one)
         shown, former = ViewMark.read(self._handover.mark.to), self._live
         cut = one.cut
         if shown is not None and shown.digest != one.view.digest:
@@ -416,7 +428,7 @@ class ViewRunner:
             self._generations.leave(shown.digest, self._around.now(), at)
         crashpoint("derive.swapping")
         self._live, self._next = one, None
-        self._reconcile(cut)
+        self._reconcile(cut, found)
         crashpoint("derive.swapped")
         self.why = (why or anew) if anew else ""
         self.counts.taken += one.counts.taken
@@ -444,33 +456,20 @@ class ViewRunner:
 
     def forget_former(self) -> None:
         """The state of a former definition goes once its time is over."""
-        if self._next is None:
+        if self._next is None or self._next.refused is not None:
             self._generations.count_from(now := self._around.now())
             self._generations.drop(now - self._limits.kept_s)
 
-    def _reconcile(self, cut: Position) -> None:
-        """Hands over what the topic lacks of the live state's rows, and what it has beyond them."""
-        view, rows = self._bound.view, self._following.kernel.rows()
-        found = pieces(difference(rows, self._held(), view.key), view.key, view.typed)
-        known = next((topic.table for topic in self._log.topics() if topic.name == self.topic), None)
-        if not found and (known is None or numbered(view.table, known, cut) != known):
-            found = [rowless(rows, view.typed)]  # what reads the view, or holds it, has to know how it is defined
+    def _reconcile(self, cut: Position, found: LackingRows) -> None:
+        """Hands over what the topic lacks of the live state's rows."""
         self.at = cut
         # A mark that stands already cannot be handed over again, nor one of its parts: they are counted on.
-        mark, held = ViewMark(self._bound.digest, START, cut), ViewMark.read(self._handover.mark.to)
-        if found:
-            self._hand_over(found, mark, held.done or 0 if held is not None and replace(held, done=None) == mark else 0)
+        mark, held = ViewMark(self._following.view.digest, START, cut), ViewMark.read(self._handover.mark.to)
+        if found.groups:
+            done = held.done or 0 if held is not None and replace(held, done=None) == mark else 0
+            self._hand_over(found.groups, mark, done, redefines=found.redefines)
         elif mark.text != self._handover.mark.to:
             self._handover.deliver(mark.text, "", (), [], HandoverDeadline.within(_NEVER))
-
-    def _held(self) -> pa.Table | None:
-        """The rows of the view's topic as of the log's head."""
-        batches = list(rows_as_of(self._log, self.topic, self._log.head().position, memory_bytes=PAST_BYTES))
-        if not batches:
-            return None
-        meta = {field.name for field in META_FIELDS}
-        own = [name for name in batches[0].schema.names if name not in meta]
-        return pa.Table.from_batches([batch.select(own).replace_schema_metadata(None) for batch in batches])
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
@@ -489,10 +488,6 @@ class ViewRunner:
 
     def close(self) -> None:
         self._generations.close()
-
-    @property
-    def _bound(self) -> ViewInForce:
-        return self._following.view
 
     @property
     def _following(self) -> Computation:

@@ -6,13 +6,15 @@ Which of them is live is not said here: the log's mark says it, in the same cut 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from cdc.derive.course import LeftState
+from cdc.derive.ports import DeclaredView
 from cdc.derive.statefolder import StateFolder
 from cdc.derive.viewstate import ViewState
 from cdc.model.position import Position
+from cdc.state import status
 
 
 class ViewGenerations:
@@ -21,6 +23,8 @@ class ViewGenerations:
     def __init__(self, folder: StateFolder) -> None:
         self._folder = folder
         self._states: dict[int, ViewState] = {}
+        self.former: DeclaredView | None = None
+        """The definition that the topic's rows are of, where it is another than the declared one and can be computed again."""
 
     def look(self) -> None:
         """Closes what is open, and looks again."""
@@ -33,9 +37,14 @@ class ViewGenerations:
             (one for _, one in sorted(self._states.items(), reverse=True) if one.facts and one.facts.digest == digest), None
         )
 
+    @property
+    def next_number(self) -> int:
+        """That of the next one that is made."""
+        return max(self._states, default=0) + 1
+
     def made(self) -> ViewState:
         """A new one, which has no state yet."""
-        number = max(self._states, default=0) + 1
+        number = self.next_number
         self._states[number] = ViewState(number, self._folder.generation(number))
         return self._states[number]
 
@@ -55,6 +64,12 @@ class ViewGenerations:
         """Those that are kept though they are live no more, the last one last."""
         found = [(one.facts.left.at, number, one) for number, one in self._states.items() if one.facts and one.facts.left]
         return [one for *_, one in sorted(found, key=lambda one: one[:2])]
+
+    def kept(self, kept_s: float) -> Iterator[status.ViewGeneration]:
+        """The same, as the view's status says it."""
+        for number, one in ((each.number, each.facts.left) for each in self.left if each.facts):
+            if one is not None:
+                yield status.ViewGeneration(number, "kept", one.cut, left_at=one.at, until=one.at + kept_s)
 
     def leave(self, digest: str, at: float, cut: Position) -> None:
         """The state of this definition, if there is one, is kept from now on; durable on return."""

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.inbox.definition import refuses, rekeyed
 from cdc.inbox.rowchecks import DELETE
 from cdc.model.batch import EXACT_TYPE, META_FIELDS, OP, Op, batch_schema
 from cdc.model.evolution import Kind, SchemaChange, schema_record
@@ -20,10 +21,16 @@ from cdc.model.table import Table
 def changes(table: Table, rows: Sequence[pa.RecordBatch], known: Table | None, head: Cut) -> Iterator[pa.RecordBatch]:
     """The batches to append behind the log's head. ``known``: the topic's definition until now.
     They carry the head's LSN and time, so that these never fall within the log.
+
+    A definition that the topic's rows cannot go on under is entered as that of a table whose rows were rewritten is: under another key the earlier ones are gone, under
+    other types they stay until those come that take their place.
     """
     position = head.position + 1
     if known != table and (known is not None or not rows):
-        yield schema_record(SchemaChange(table, Kind.ALTERED), position, head.commit_lsn, head.commit_ts_us)
+        change = SchemaChange(table, Kind.ALTERED)
+        if known is not None and refuses(known, table) is not None:
+            change = SchemaChange(table, Kind.REWRITTEN, empties=rekeyed(known, table))
+        yield schema_record(change, position, head.commit_lsn, head.commit_ts_us)
         position += 1
     for batch in rows:
         yield _numbered(table, batch, position, head)

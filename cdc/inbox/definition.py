@@ -171,9 +171,18 @@ def type_name(oid: int) -> str:
     return _ARRAY_NAMES.get(oid) or _NAMES[oid]
 
 
+def rekeyed(known: Table, new: Table) -> bool:
+    """Whether the topic's rows are told apart by other columns, or by such of other types."""
+    return _told_apart_by(known) != _told_apart_by(new)
+
+
+def _told_apart_by(table: Table) -> list[tuple[str, int, int]]:
+    return [(column.name, column.type_oid, column.typmod) for column in table.key]
+
+
 def refuses(known: Table, new: Table) -> str | None:
-    """Why the topic's rows cannot go on under the new definition. Columns may come and go; the key
-    stays, and the type of each column while it is there.
+    """Why the topic's rows cannot go on under the new definition, unless it redefines the topic.
+    Columns may come and go; the key stays, and the type of each column while it is there.
     """
     if [column.name for column in known.key] != [column.name for column in new.key]:
         return f"its key is another than the topic's ({', '.join(column.name for column in known.key)})"

@@ -79,6 +79,8 @@ class GroupHeader:
     key: tuple[str, ...] = ()
     rows: int = 0
     token: str = ""
+    redefines: bool = False
+    """Its topic's key, and the types of columns that stay, may be others than before; its rows, and those of the groups behind it, are then all that the topic has."""
 
     def encode(self) -> bytes:
         facts: dict[str, Any] = {"format": FORMAT, "producer": self.producer}
@@ -86,6 +88,7 @@ class GroupHeader:
             facts |= {"open": self.token}
         else:
             facts |= {"from": self.begin, "to": self.to, "topic": self.topic, "key": list(self.key), "rows": self.rows}
+            facts |= {"redefines": True} if self.redefines else {}
         return json.dumps(facts, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -162,9 +165,12 @@ def _header(raw: bytes | None) -> GroupHeader:
         else:
             producer, begin, to, topic = (facts.pop(name) for name in ("producer", "from", "to", "topic"))
             key, rows = facts.pop("key"), facts.pop("rows")
-            header = GroupHeader(producer, begin, to, topic, tuple(key), rows)
+            redefines = facts.pop("redefines", False)
+            header = GroupHeader(producer, begin, to, topic, tuple(key), rows, redefines=redefines)
             sound = _is_text(begin) and _is_text(to) and _is_text(topic) and type(rows) is int and bool(to) and begin != to
-            sound = sound and isinstance(key, list) and all(isinstance(column, str) for column in key)
+            sound = (
+                sound and isinstance(redefines, bool) and isinstance(key, list) and all(isinstance(column, str) for column in key)
+            )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise GroupRefused("its header cannot be read") from None
     if facts or not sound:

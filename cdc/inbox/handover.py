@@ -120,10 +120,18 @@ class Handover:
         return self.position(topic)
 
     def deliver(
-        self, to: str, topic: str, key: Sequence[str], batches: Sequence[pa.RecordBatch], deadline: HandoverDeadline
+        self,
+        to: str,
+        topic: str,
+        key: Sequence[str],
+        batches: Sequence[pa.RecordBatch],
+        deadline: HandoverDeadline,
+        *,
+        redefines: bool = False,
     ) -> None:
         """As ``give``, without asking the log for the topic's last change, which costs milliseconds."""
-        self._drive(self.giving(encode(self.header(to, topic, key, batches), batches), to, deadline))
+        header = replace(self.header(to, topic, key, batches), redefines=redefines)
+        self._drive(self.giving(encode(header, batches), to, deadline))
 
     def leave(self, to: str) -> None:
         """Hands over a step without changes, and does not wait for it: the next group does. What becomes of it the next group's fate says."""

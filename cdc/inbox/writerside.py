@@ -165,7 +165,8 @@ class Inbox:
         producer = group.name.producer
         if producer == self._source:
             raise GroupRefused("the source's own name cannot be a producer's of the inbox")
-        if not (group.header.token or group.batches or self._defines(group.table)):
+        defines = group.header.redefines or self._defines(group.table)
+        if not (group.header.token or group.batches or defines):
             self._riding[group.name] = (mark, now)
             self._ride(now)
             return
@@ -211,7 +212,7 @@ class Inbox:
         known, owner = self._topics().get(table.qualified, (None, producer))
         if owner != producer:
             raise GroupRefused(f"topic {table.qualified} is brought by {owner}")
-        if known is not None and (why := refuses(known, table)) is not None:
+        if known is not None and not group.header.redefines and (why := refuses(known, table)) is not None:
             raise GroupRefused(f"topic {table.qualified} cannot go on so: {why}")
         head = self._writer.head
         table = numbered(table, known, head.position + 1)

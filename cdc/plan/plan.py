@@ -124,7 +124,7 @@ def plan_catalog(settings: Settings) -> Plan:
         now |= _joining(connection, settings, now)
         revealed = tuple(_revealed(settings, reader, now.values()))
         left_out = _left_out(settings, connection, now.keys())
-        of_views = [Remark(f"view {name}", what) for name, what in views.redefined(settings)]
+        of_views = [Remark(f"view {name}", what) for name, what in views.redefined(settings, reader)]
         of_views += [Remark(store, what) for store, what in views.remade(settings, reader)]
         aged = [Remark(store, what) for store, what in histories.aged(settings, reader)]
         remarks = (

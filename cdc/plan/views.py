@@ -6,10 +6,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
+from cdc.derive.course import KernelFacts
 from cdc.derive.declarations import SqlView, declared_views
 from cdc.derive.netrange import TopicReads
 from cdc.derive.statefolder import FOLDER, generations_in
 from cdc.errors import ConfigError, HeadwaterError, StopState
+from cdc.inbox.definition import refuses
 from cdc.log.contract import LogReader
 from cdc.log.orphans import ENDING
 from cdc.model.evolution import SchemaChange
@@ -18,7 +20,7 @@ from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import Settings
 from cdc.settings.views import topic_of
-from cdc.state import status
+from cdc.state import status, stops
 from sinks.holding import bound
 
 STOPS: Final = f"stops ({StopState.VIEW_REFUSED})"
@@ -82,25 +84,64 @@ def _reads(view: SqlView, schemas: Mapping[str, TopicSchema], topic: str) -> Top
     return TopicReads.of(schemas[topic], view.bind(schemas).reads[topic])
 
 
-def redefined(settings: Settings) -> Iterator[tuple[str, str]]:
-    """The views that the configuration defines otherwise than their processes last knew: name and consequence. Raises ConfigError as ``ReadingViews`` does."""
+def redefined(settings: Settings, reader: LogReader) -> Iterator[tuple[str, str]]:
+    """The views that the configuration defines otherwise than their processes last knew, or whose next generation is refused: name and consequence. Raises ConfigError
+    as ``ReadingViews`` does."""
+    topics = reader.topics()
+    known, tables = {topic.name: topic.schema for topic in topics}, {topic.name: topic.table for topic in topics}
     for name, view in declared_views(settings).items():
         saved = status.read_view(settings.run_dir, name)
-        try:
-            view.load_function()
-        except ConfigError as error:
-            yield name, f"{STOPS} at the next start of cdc run: {error}"
+        again = saved is not None and saved.declaration == view.declaration
+        if again and (stop := stops.held_by(settings.run_dir, status.next_part(name))) is not None:
+            yield name, f"its next generation is refused: {stop.error().line()}"
             continue
-        if saved is None:
+        if (why := _refused(view, known, function_only=saved is None or again)) is not None:
+            yield name, f"{_stops(settings, view)} at the next start of cdc run: {why}"
+        elif saved is None:
             yield name, "is new: it is computed from the log at the next start of cdc run"
-        elif saved.declaration and saved.declaration != view.declaration:
-            yield name, f"is defined otherwise than before: at the next start of cdc run {_goes_over(settings, view)}"
+        elif saved.declaration and not again:
+            yield (
+                name,
+                f"is defined otherwise than before: at the next start of cdc run {_goes_over(settings, view)}{_redefines(view, known, tables)}",
+            )
+
+
+def _refused(view: SqlView, known: Mapping[str, TopicSchema], *, function_only: bool) -> str | None:
+    """Why it cannot be kept up, as far as that can be said before its process begins."""
+    try:
+        view.load_function()
+        if not function_only and all(topic in known for topic in view.topics):
+            for topic, columns in view.bind(known).reads.items():
+                TopicReads.of(known[topic], columns)
+    except HeadwaterError as error:
+        return str(error).removeprefix(f"{StopState.VIEW_REFUSED}: ")
+    return None
+
+
+def _redefines(view: SqlView, known: Mapping[str, TopicSchema], tables: Mapping[str, Table]) -> str:
+    """The words for another key, or other types, than its topic has, as far as that can be said."""
+    held = tables.get(topic_of(view.name))
+    if held is None or any(topic not in known for topic in view.topics):
+        return ""
+    why = refuses(held, view.bind(known).table)
+    return "" if why is None else f"; {why}, so that all of its rows come again"
+
+
+def _stops(settings: Settings, view: SqlView) -> str:
+    """The effect of a refusal."""
+    former = any(view.former(facts.definition) is not None for facts in _whole(settings, view) if facts.left is None)
+    return f"its next generation is refused ({StopState.VIEW_REFUSED}), and the live one goes on," if former else STOPS
+
+
+def _whole(settings: Settings, view: SqlView) -> Sequence[KernelFacts]:
+    """Its states."""
+    states = [one.load() for one in generations_in(settings.log.dir / FOLDER / view.name).values()]
+    return [facts for facts in states if facts is not None and not facts.loading]
 
 
 def _goes_over(settings: Settings, view: SqlView) -> str:
     """The way to another definition."""
-    states = [one.load() for one in generations_in(settings.log.dir / FOLDER / view.name).values()]
-    whole = [facts for facts in states if facts is not None and not facts.loading]
+    whole = _whole(settings, view)
     if any(dict(facts.definition) == dict(view.definition) for facts in whole):
         return "the state that was kept of this definition is brought on beside the live one, and its topic then gets what differs"
     live = [facts for facts in whole if facts.left is None]

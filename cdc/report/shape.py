@@ -41,9 +41,9 @@
                had), ``commit_lsn``, ``commit_ts``, ``lag`` (as a store's, of the topics that it reads; null before its first word), ``taken`` and ``written``
                (changes that its process has taken in and handed over), ``taken_per_s``, ``written_per_s``, ``step`` (the last range of the log that it took,
                or null: {``seconds``, ``taken``, ``written``}), ``state_rows`` and ``state_bytes`` (of its live state), ``reads`` (topics), ``stores`` (that
-               hold it), ``generations``: [{``number``, ``state`` (``live``: its topic shows this one; ``building``: the next one; ``kept``: a former one),
-               ``position``, ``done`` and ``total`` (rows of its topics that it has been through while it is loaded, and how many there are at most; else
-               0), ``bytes`` (on disk), ``until`` (when it is removed, or null), ``error`` (what its building waits for, or null)}], ``updated_at``}], one for each view of the configuration
+               hold it), ``generations``: [{``number``, ``state`` (``live``: its topic shows this one; ``building``: the next one; ``refused``: the next
+               one, which is not built; ``kept``: a former one), ``position``, ``done`` and ``total`` (rows of its topics that it has been through while it is loaded, and how many there are at most; else
+               0), ``eta_s`` (seconds until it has been through them all; null = not known), ``bytes`` (on disk), ``until`` (when it is removed, or null), ``error`` (what its building waits for, or why it is refused, or null)}], ``updated_at``}], one for each view of the configuration
 ``stops``      [{``name`` (what `cdc resume` takes), ``state``, ``part``, ``message``, ``hint``, ``since``}]
 ``processes``  the supervisor's children: [{``name``, ``pid``, ``state``, ``restarts``, ``exit_code``, ``started_at``}]
 =============  ===============================================================================================================
@@ -287,6 +287,7 @@ class ViewGenerationReport:
     bytes: int
     until: float | None
     error: str | None
+    eta_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

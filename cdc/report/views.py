@@ -48,4 +48,5 @@ def view_report(
 
 def _generation(one: status.ViewGeneration) -> ViewGenerationReport:
     until = one.until or None
-    return ViewGenerationReport(one.number, one.state, one.position, one.done, one.expected, one.bytes, until, one.error)
+    eta_s = max(one.expected - one.done, 0) / one.rows_per_s if one.rows_per_s else None
+    return ViewGenerationReport(one.number, one.state, one.position, one.done, one.expected, one.bytes, until, one.error, eta_s)

@@ -192,19 +192,20 @@ class ViewGeneration(_Told):
 
     number: int
     state: str = "live"
-    """live | building | kept"""
+    """live | building | refused | kept"""
     position: int = 0
     """The cut of the log that it is as of, or is loaded as of."""
     done: int = 0
     expected: int = 0
     """Rows of its topics that it has been through while it is loaded, and how many there are at most; else 0."""
+    rows_per_s: float = 0.0
     bytes: int = 0
     """On the disk."""
     left_at: float = 0.0
     until: float = 0.0
     """Since when it is kept, and up to when: Unix time, seconds."""
     error: str | None = None
-    """What its building waits for."""
+    """What its building waits for, or why it is refused."""
 
 
 @dataclass(slots=True)
@@ -423,6 +424,11 @@ def read_view(run_dir: Path, view: str) -> ViewStatus | None:
 def view_part(view: str) -> str:
     """The name of a view's process: of its status file, and of its stop states."""
     return f"view-{view}"
+
+
+def next_part(view: str) -> str:
+    """The name under which the building of a view's next generation stops."""
+    return f"{view_part(view)}@next"
 
 
 def unread_rows(status: CaptureStatus | None, tables: Sequence[str]) -> int:

@@ -80,9 +80,9 @@ def check(run_dir: Path, part: str) -> None:
 
 
 def matching(run_dir: Path, name: str) -> list[Stop]:
-    """The stop states called ``STATE`` or ``STATE:part`` (upper or lower case)."""
+    """The stop states called ``STATE`` or ``STATE:part`` (upper or lower case). A part's own work beside it (``part@…``) is called as the part is, too."""
     wanted = name.casefold()
-    return [stop for stop in held(run_dir) if wanted in (stop.state.casefold(), stop.name.casefold())]
+    return [one for one in held(run_dir) if wanted in map(str.casefold, (one.state, one.name, one.name.partition("@")[0]))]
 
 
 def clear(run_dir: Path, name: str) -> list[Stop]:

@@ -19,7 +19,7 @@ import pytest
 from cdc.http.app import make_app
 from cdc.http.past import Past, save
 from cdc.http.serve import serving
-from cdc.report.shape import Lag, Report, SnapshotReport, TopicReport
+from cdc.report.shape import Lag, Report, SnapshotReport, StopReport, TopicReport, ViewGenerationReport
 from cdc.settings.models import Http, Settings
 from tests.end_to_end import chromium
 from tests.unit.http import reports
@@ -110,6 +110,38 @@ def test_views_stand_between_the_log_and_their_stores(page: chromium.Page, serve
         assert page.run(
             "document.getElementById('log').getBoundingClientRect().bottom < document.getElementById('view-delays').getBoundingClientRect().top"
         )
+        assert page.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+def test_a_views_generations_are_shown_while_there_are_several(page: chromium.Page, served: Serve) -> None:
+    live = ViewGenerationReport(3, "live", 1_482_113, 0, 0, 7_300_000, None, None)
+    building = replace(live, number=4, state="building", done=120_000, total=480_000, bytes=1_900_000, eta_s=95.0)
+    kept = replace(live, number=2, state="kept", until=1_800_000_000.0)
+    refused = replace(live, number=4, state="refused", bytes=0, error="view busiest: column id of the view's key is NULL")
+    hint = "choose a key whose columns are never NULL; then cdc resume VIEW_REFUSED"
+    stop = StopReport("VIEW_REFUSED:view-busiest@next", "VIEW_REFUSED", "view-busiest@next", str(refused.error), hint, 1.0)
+
+    def take() -> Report:
+        report = reports.with_views()
+        delays, busiest = (
+            replace(view, generations=found)
+            for view, found in zip(report.views, ((live, building), (live, refused, kept)), strict=True)
+        )
+        problem = f"{stop.part} stopped: {stop.state}: {stop.message} → {hint}"
+        return replace(report, healthy=False, problems=(problem,), stops=(stop,), views=(delays, busiest))
+
+    with served(take) as url:
+        page.open(url)
+        page.until(READY)
+        assert page.text("#view-delays .generations li:first-child") == "generation 3 is live, 7.3 MB"
+        built = "generation 4 is being built: 25 %, 120 k of at most 480 k rows, about 95 s left, 1.9 MB"
+        assert page.text("#view-delays .generations li:last-child") == built
+        assert page.run("document.querySelector('#view-delays .generations i').style.width") == "25%"
+        assert page.text("#view-busiest .chip") == "following"
+        assert page.text("#view-busiest .generations .refused") == f"generation 4 is refused: {refused.error}"
+        assert page.text("#view-busiest .generations li:last-child").startswith("generation 2 is the former one, kept until ")
+        assert page.text("#stops h2").startswith("VIEW_REFUSED · next generation of view busiest")
+        assert page.text("#problems") == ""
         assert page.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 

@@ -38,6 +38,15 @@ def deal_views(chance: Random, tables: Sequence[Table]) -> list[ModelView]:
     return [shape(chance.choice(keyed[:1]) if shape is not _joined else keyed[0], keyed[-1], digits) for digits in versions]
 
 
+def refused_view(view: View) -> View:
+    """The same over a column that its table does not have."""
+    return view.model_copy(
+        update={
+            "sql": f"{view.sql} and gone = 1" if " group by " not in view.sql else view.sql.replace("select ", "select gone, ", 1)
+        }
+    )
+
+
 def _where(name: str, digits: str) -> str:
     listed = ", ".join(f"'{one}'" for one in digits)
     return f"right({name}, 1) in ({listed})"
@@ -50,15 +59,22 @@ def _of(fold: Folded, table: Table, digits: str = "0123456789") -> list[Row]:
 
 
 def _filtered(table: Table, _: Table, digits: str) -> ModelView:
+    """In one version the body is how long it is, which is of another type."""
     key = tuple(column.name for column in table.key)
     shown = (*key, "tag", "body")
+    measured = digits == BY_FUNCTION
 
     def rows(fold: Folded) -> Rows:
-        return {
+        found = {
             _key(row, key): {name: row[name] for name in shown if row.get(name) is not None} for row in _of(fold, table, digits)
         }
+        for row in found.values() if measured else ():
+            if (body := row.get("body")) is not None:
+                row["body"] = str(len(body))
+        return found
 
-    return ModelView(View(sql=f"select {', '.join(shown)} from public.{table.name} where {_where('tag', digits)}", key=key), rows)
+    columns = (*key, "tag", "length(body) as body" if measured else "body")
+    return ModelView(View(sql=f"select {', '.join(columns)} from public.{table.name} where {_where('tag', digits)}", key=key), rows)
 
 
 def _grouped(table: Table, _: Table, digits: str) -> ModelView:

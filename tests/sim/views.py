@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -13,12 +14,13 @@ from cdc.derive.declarations import declared_views
 from cdc.derive.inforce import ViewWaits, in_force
 from cdc.derive.runner import ViewRunner
 from cdc.derive.statefolder import StateFolder
-from cdc.errors import HeadwaterError, LogAway, Stopped
+from cdc.errors import HeadwaterError, LogAway, Stopped, StopState
 from cdc.inbox.folder import FOLDER
 from cdc.inbox.groupfile import name_of
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.settings.models import Settings
-from cdc.state import status
+from cdc.state import status, stops
+from cdc.views.contract import ViewRefused
 from tests.sim.checker import Checker, Violation
 from tests.sim.course import Course
 from tests.sim.process import Process
@@ -26,7 +28,7 @@ from tests.sim.source import Source
 from tests.sim.stores import Died
 from tests.sim.strand import Strand
 from tests.sim.viewcheck import NAME, PRODUCER
-from tests.sim.viewmodel import ModelView, deal_views
+from tests.sim.viewmodel import ModelView, deal_views, refused_view
 
 STEP_LIKELY: Final = 0.3
 """Between two steps of others, how likely a process of the view takes one."""
@@ -42,6 +44,8 @@ class ViewLife:
     def __init__(self, home: Path, model: ModelView) -> None:
         self.home = home
         self.model = model
+        self.refused = False
+        """It has a definition that nothing can be computed by."""
         self.beside_another = False
         """It may have been outdone: which of the two opens the producer later, nobody says."""
         self.runner: ViewRunner | None = None
@@ -56,6 +60,8 @@ class Views:
         self._chance = chance = Random(f"{seed} views")
         self._folder, self._run_dir = folder, folder.parent / "run"
         self._models = deal_views(chance, list(source.tables.values())) if course.rare.view else []
+        self._refused = False
+        """The configuration has a definition that nothing can be computed by."""
         self._version = 0
         self._pins = chance.random() < 0.6
         self._limits = StepLimits(rows=chance.choice((2, 7, 200_000)))
@@ -128,6 +134,7 @@ class Views:
         for life in self._lives:
             life.steps.kill()
         self._lives.clear()
+        self._be_defined(self._version)
 
     def left(self) -> list[str]:
         """What is not equal yet."""
@@ -158,7 +165,10 @@ class Views:
         except LogAway:
             self._course.met("views that met a tier which did not answer")
         except Stopped as stopped:
-            raise Violation("p", f"the view is stopped as {stopped.state}: {stopped}") from None
+            if not life.refused or stopped.state is not StopState.VIEW_REFUSED:
+                raise Violation("p", f"the view is stopped as {stopped.state}: {stopped}") from None
+            self._course.met("views that were stopped by a refused definition, as nothing was live")
+            self._be_defined(self._version)
         except HeadwaterError as error:
             if not life.beside_another:
                 raise Violation("p", f"the view was refused: {error}") from None
@@ -185,10 +195,17 @@ class Views:
 
     def _define_otherwise(self) -> None:
         self._course.fault("a view is defined otherwise")
-        self._version = 1 - self._version
+        self._be_defined(1 - self._version, refused=self._chance.random() < 0.3)
+
+    def _be_defined(self, version: int, *, refused: bool = False) -> None:
+        """``refused``: by a definition over a column that its table does not have; ``version`` is what it will be after that."""
+        self._version, self._refused = version, refused
+        stops.clear_part(self._run_dir, status.next_part(NAME))
 
     def _begun_in(self, home: Path) -> ViewLife:
         life = ViewLife(home, self._models[self._version])
+        if self._refused:
+            life.model, life.refused = replace(life.model, view=refused_view(life.model.view)), True
         life.steps = Strand(lambda: self._keep_up(life))
         self._course.counts["processes of views begun"] += 1
         return life
@@ -220,7 +237,8 @@ class Views:
             with closing(ViewRunner(NAME, declared, around, state, self._limits)) as runner:
                 while True:
                     try:
-                        self._checker.views.models[in_force(declared, log, log.head().position).digest] = life.model
+                        with suppress(ViewRefused):
+                            self._checker.views.models[in_force(declared, log, log.head().position).digest] = life.model
                         runner.begin()
                         break
                     except ViewWaits:
@@ -228,7 +246,9 @@ class Views:
                 if runner.why:
                     self._course.met(f"views computed again: {runner.why}")
                 life.runner = runner
-                if runner.building:
+                if life.refused and stops.held_by(self._run_dir, status.next_part(NAME)) is not None:
+                    self._course.met("views whose next generation was refused, and that went on")
+                elif runner.building:
                     self._course.met("views of which the next generation was built beside the live one")
                 while True:
                     pause()
@@ -244,8 +264,7 @@ class Views:
         if not runner.building:
             return
         life.steps.pause()
-        runner.build()
-        if not runner.building:
+        if runner.build() and not runner.building:
             how = "computed" if runner.why else "kept"
             self._course.met(f"views that went over to a generation that was {how}")
 

@@ -105,7 +105,7 @@ function drawStops() {
 function stopBox(stop) {
   const box = make("div", "stop");
   box.setAttribute("role", "alert");
-  const title = make("h2", "", `${stop.state} · ${stop.part.replace(/^follow-/, "store ").replace(/^view-/, "view ")}`);
+  const title = make("h2", "", `${stop.state} · ${stop.part.replace(/^follow-/, "store ").replace(/^view-(.*)@next$/, "next generation of view $1").replace(/^view-/, "view ")}`);
   const since = make("span", "since");
   since.dataset.since = stop.since;
   title.append(since);
@@ -316,8 +316,34 @@ function viewCard(view) {
   const title = make("h2", "", view.view);
   title.append(make("span", "kind", "view"));
   head.append(title, make("span", "chip"));
-  card.append(head, make("p", "big"), make("p", "under"), make("p", "facts"), make("p", "error"));
+  card.append(head, make("p", "big"), make("p", "under"), make("p", "facts"), make("ul", "generations"), make("p", "error"));
   return card;
+}
+
+/** How a view's generations stand, while there are several: what its topic shows, and the next or the former one. */
+function viewGenerations(generations, liveAt) {
+  if (generations.length < 2) return [];
+  return generations.map((one) => {
+    const line = make("li", one.state === "refused" ? "refused" : "");
+    line.append(make("b", "", `generation ${one.number}`), ` ${howItStands(one, liveAt)}${one.bytes ? `, ${bytes(one.bytes)}` : ""}`);
+    if (one.state === "building" && !one.error && one.total) {
+      const bar = make("div", "bar");
+      bar.append(make("i"));
+      bar.firstChild.style.width = Math.min(100, (100 * one.done) / one.total) + "%";
+      line.append(bar);
+    }
+    return line;
+  });
+}
+
+function howItStands(one, liveAt) {
+  if (one.state === "kept") return `is the former one, kept until ${clock(one.until, true)}`;
+  if (one.state === "refused") return `is refused: ${one.error}`;
+  if (one.state !== "building") return "is live";
+  if (one.error) return `waits to be built: ${one.error}`;
+  if (!one.total) return `is being brought up to date, at ${count(one.position)} of ${count(liveAt)}`;
+  const left = one.eta_s == null ? "" : `, about ${duration(one.eta_s)} left`;
+  return `is being built: ${percent(one.done, one.total)}, ${compactCount(one.done)} of at most ${compactCount(one.total)} rows${left}`;
 }
 
 function drawView(view) {
@@ -333,6 +359,7 @@ function drawView(view) {
   const parts = [make("b", "", compact(view.taken_per_s)), " changes/s in, ", make("b", "", compact(view.written_per_s)), " out · state ", make("b", "", bytes(view.state_bytes)), `, ${compactCount(view.state_rows)} rows`];
   if (view.step) parts.push(` · last step ${duration(view.step.seconds)}`);
   card.querySelector(".facts").replaceChildren(...parts);
+  card.querySelector(".generations").replaceChildren(...viewGenerations(view.generations, view.position));
   say(card.querySelector(".error"), view.error && !view.stop ? view.error : "");
 }
 

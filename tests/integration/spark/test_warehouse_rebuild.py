@@ -105,3 +105,35 @@ def test_a_table_that_can_be_read_stays_when_something_else_fails(shop: Shop, mo
             rebuild(shop)
     assert [row.id for row in shop.sql("select id from orders")] == [1]
     assert [row["id"] for row in held(rebuild(shop), ORDERS)] == ["1"]
+
+
+@pytest.mark.parametrize("files", ["metadata/snap-*.avro", "metadata/*-m*.avro", "data/*.parquet"])
+def test_a_table_that_lacks_what_every_reader_needs_is_made_anew(shop: Shop, files: str) -> None:
+    sink = shop.sink()
+    sink.apply(upserts(ORDERS, 1, [order(1)]))
+    sink.commit(cut(1))
+    sink.close()
+    for path in (shop.folder / "public" / "orders").glob(files):
+        path.unlink()
+    assert held(rebuild(shop), ORDERS) == [order(1)]
+
+
+@pytest.mark.parametrize("rebuilt", [True, False], ids=["built again", "followed"])
+def test_a_table_whose_folder_went_in_the_middle_of_a_commit_is_no_table(shop: Shop, rebuilt: bool) -> None:
+    """What the commit writes after that stands there alone."""
+    sink = shop.sink()
+    sink.apply(upserts(ORDERS, 1, [order(1), order(2)]))
+    sink.commit(cut(2))
+    before = list((shop.folder / "public" / "orders").rglob("*"))
+    sink.apply(upserts(ORDERS, 3, [order(1), order(3)]))
+    sink.commit(cut(4))
+    sink.close()
+    for path in (*before, *(shop.folder / METADATA).glob("*-m0.avro")):
+        if path.is_file() and "version-hint" not in path.name:
+            path.unlink()
+    if rebuilt:
+        assert held(rebuild(shop), ORDERS) == [order(1), order(2), order(3)]
+        return
+    with pytest.raises(StoreError, match="lacks a file that it needs") as refused:
+        shop.sink()
+    assert not refused.value.retryable

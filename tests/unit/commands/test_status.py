@@ -70,16 +70,20 @@ def test_generations_of_a_view_have_lines_while_there_are_several() -> None:
     live = ViewGenerationReport(3, "live", 2214, 0, 0, 44_400, None, None)
     loading = replace(live, number=4, state="building", position=2210, done=120, total=480)
     beside = (
+        replace(loading, eta_s=90.0),
         replace(loading, done=0, total=0),
         replace(loading, error="public.orders is still being read"),
+        replace(loading, state="refused", error="a key is NULL", bytes=0),
         replace(live, state="kept", until=1_800_000_000.0),
     )
     view = replace(report.views[0], view="busiest", position=2214, generations=(live, loading, *beside))
     assert [one.removeprefix("generation ") for one in lines(replace(report, views=(view,))) if one.startswith("generation ")] == [
         "3 of view busiest: live at 2214, 44.4 kB",
         "4 of view busiest: being built, 120 of at most 480 rows, 25 %, 44.4 kB",
+        "4 of view busiest: being built, 120 of at most 480 rows, 25 %, about 90.0 s left, 44.4 kB",
         "4 of view busiest: being built, at 2210 of 2214, 44.4 kB",
         "4 of view busiest: being built, waits: public.orders is still being read, 44.4 kB",
+        "4 of view busiest: refused: a key is NULL",
         "3 of view busiest: kept at 2214 until 2027-01-15 08:00:00Z, 44.4 kB",
     ]
     assert not any(one.startswith("generation ") for one in lines(replace(report, views=(replace(view, generations=(live,)),))))

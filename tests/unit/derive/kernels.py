@@ -76,6 +76,11 @@ DEFINED: Final[dict[str, WholeView]] = {}
 """Every definition, by its name; one that is taken out cannot be computed any more."""
 
 
+def _in_order(one: tuple[tuple[Any, ...], Row]) -> list[tuple[bool, Any]]:
+    """NULLs last."""
+    return [(value is None, value) for value in one[0]]
+
+
 class WholeKernel:
     def __init__(self, view: WholeView, file: Path) -> None:
         self._view = view
@@ -104,7 +109,7 @@ class WholeKernel:
                 after[topic][tuple(row[name] for name in key)] = row
         before, now = ({}, {}) if partial else (self._output(self._sources), self._output(after))
         self._next = to, after
-        changed = [row for key, row in sorted(now.items()) if before.get(key) != row]
+        changed = [row for key, row in sorted(now.items(), key=_in_order) if before.get(key) != row]
         gone = [dict(zip(self._view.key, key, strict=True)) for key in sorted(before.keys() - now.keys())]
         schema = self._view.schema
         return Delta(
@@ -128,7 +133,7 @@ class WholeKernel:
 
     def rows(self) -> pa.Table:
         sources = self._sources if self._next is None else self._next[1]
-        return pa.Table.from_pylist([row for _, row in sorted(self._output(sources).items())], self._view.schema)
+        return pa.Table.from_pylist([row for _, row in sorted(self._output(sources).items(), key=_in_order)], self._view.schema)
 
     def kept_rows(self) -> int:
         return sum(map(len, self._sources.values()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +16,7 @@ from cdc.commands.preflight import view_findings
 from cdc.derive.declarations import SqlView, declared_views
 from cdc.derive.ports import DeclaredView
 from cdc.errors import Stopped
+from cdc.log.home import open_reader
 from cdc.model.batch import Op
 from cdc.plan.views import redefined
 from cdc.settings import functions
@@ -66,6 +68,11 @@ def settings(folder: Path, more: str = "") -> Any:
     config.touch(0o600)
     config.write_text(f'run_dir = "run"\n[source]\ndsn = "dbname=shop"\n[log]\ndir = "log"\n{TEXT}{more}')
     return load(config, options_model)
+
+
+def planned(said: Any) -> list[tuple[str, str]]:
+    with closing(open_reader(said.log.dir)) as reader:
+        return list(redefined(said, reader))
 
 
 def expected(bed: Bed) -> dict[int, Any]:
@@ -160,7 +167,7 @@ def test_a_module_that_cannot_be_loaded_stops_the_view_and_is_found_before(
     assert str(stopped.value) == f"VIEW_REFUSED: view joined: {message}"
     [finding] = view_findings(settings(tmp_path), [])
     assert (finding.level, finding.message) == ("fail", message)
-    assert list(redefined(settings(tmp_path))) == [("joined", f"stops (VIEW_REFUSED) at the next start of cdc run: {message}")]
+    assert list(planned(settings(tmp_path))) == [("joined", f"stops (VIEW_REFUSED) at the next start of cdc run: {message}")]
     assert view.declaration != declare().declaration, "it is tried again once it can be loaded"
     [finding] = view_findings(settings(tmp_path), [])
     assert finding.message == "reads public.orders, and calls bed_functions:last"
@@ -169,7 +176,7 @@ def test_a_module_that_cannot_be_loaded_stops_the_view_and_is_found_before(
 def test_plan_says_that_another_text_is_computed_again(declare: Declare, tmp_path: Path) -> None:
     said = settings(tmp_path)
     status.write(said.run_dir, status.view_part("joined"), status.ViewStatus("joined", 1, declaration=declare().declaration))
-    assert list(redefined(said)) == []
+    assert list(planned(said)) == []
     declare(LAST + "# another text")
-    [(name, why)] = redefined(said)
+    [(name, why)] = planned(said)
     assert (name, "is computed again" in why) == ("joined", True)

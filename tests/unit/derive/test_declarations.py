@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -15,6 +16,8 @@ from cdc.derive.declarations import SqlView, declared_views, refuse_circles
 from cdc.derive.runner import ViewRunner
 from cdc.errors import ConfigError, Stopped
 from cdc.model.batch import Op
+from cdc.model.evolution import Kind, SchemaChange, schema_record
+from cdc.model.pgtypes import INT8
 from cdc.plan.views import redefined
 from cdc.settings.file import SettingsError, load
 from cdc.settings.models import Settings
@@ -269,12 +272,28 @@ def test_views_of_views_that_all_change_go_over_one_after_the_other(tmp_path: Pa
             assert bed.shown(f"views.{name}") == {number: {"id": number, "customer": number + 4} for number in (1, 2)}
 
 
+def test_a_column_that_a_table_shows_with_another_type_has_it_in_the_view_too(tmp_path: Path) -> None:
+    text = '[views.joined]\nsql = "select id, note from orders"\nkey = ["id"]\n'
+    view = declared_views(settings(tmp_path, text))["joined"]
+    *others, note = ORDERS.columns
+    numbers = replace(ORDERS, columns=(*others, replace(note, type_oid=INT8)))
+    with bed_in(tmp_path) as bed:
+        bed.commit((ORDERS, Op.INSERT, [{"id": number, "customer": 1, "note": "a"} for number in range(4)]))
+        with bed.runner(view) as runner:
+            runner.begin()
+            change = SchemaChange(numbers, Kind.REWRITTEN, empties=True)
+            bed.writer.append(schema_record(change, bed.writer.next_position, bed.lsn, bed.lsn))
+            bed.commit((numbers, Op.INSERT, [{"id": number, "customer": 1, "note": number} for number in range(3)]))
+            bed.keep_up(runner)
+            assert bed.shown() == {number: {"id": number, "note": number} for number in range(3)}
+
+
 def test_plan_says_how_a_view_goes_over(tmp_path: Path) -> None:
     text = 'run_dir = "run"\n[log]\ndir = "log"\n[views.joined]\nsql = "{}"\nkey = ["id"]\n'
     former, other = (text.format(sql) for sql in ("select id, note from orders", "select id, note from orders where id > 1"))
 
     def said(now: str) -> str:
-        [(name, what)] = redefined(settings(tmp_path, now))
+        [(name, what)] = redefined(settings(tmp_path, now), bed.reader)
         assert name == "joined"
         return what
 
@@ -291,6 +310,16 @@ def test_plan_says_how_a_view_goes_over(tmp_path: Path) -> None:
                 bed.keep_up(runner)
             status.write(found.run_dir, status.view_part("joined"), status.ViewStatus("joined", 1, declaration=view.declaration))
             assert how in said(then)
+        retyped = text.format("select id, customer as note from orders")
+        assert said(retyped).endswith("; column note is bigint, in the topic it is text, so that all of its rows come again")
+        refused = text.format("select id, nothing from orders")
+        assert "its next generation is refused (VIEW_REFUSED), and the live one goes on, at the next start" in said(refused)
+        assert "line 1, column 12" in said(refused)
+        view = declared_views(settings(tmp_path, refused))["joined"]
+        with bed.runner(view, "log/views") as runner:
+            runner.begin()
+        status.write(bed.folder / "run", status.view_part("joined"), status.ViewStatus("joined", 1, declaration=view.declaration))
+        assert said(refused).startswith("its next generation is refused: VIEW_REFUSED: view joined, line 1, column 12")
 
 
 def test_a_column_that_a_view_reads_and_that_is_gone_stops_it_by_name(tmp_path: Path) -> None:

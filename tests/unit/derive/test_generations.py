@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from cdc.crashpoint import Fault, armed
@@ -17,14 +18,31 @@ from cdc.derive.runner import ViewRunner
 from cdc.errors import HeadwaterError, Stopped
 from cdc.inbox.verdicts import InboxMark
 from cdc.model.batch import Op
-from cdc.state import status
+from cdc.state import status, stops
 from cdc.views.contract import Delta, StateFull, ViewRefused
 from cdc.views.marks import ViewMark
-from tests.unit.derive.bed import CUSTOMERS, ORDERS, OTHER, VIEW, Bed, bed_in
+from tests.unit.derive.bed import CUSTOMERS, ORDERS, OTHER, RETYPED, VIEW, Bed, bed_in
 from tests.unit.derive.kernels import DEFINED, Row, WholeKernel, WholeView
 
 SMALL = StepLimits(rows=3, kept_s=100.0)
 THIRD = replace(VIEW, name="third", compute=lambda rows: [row | {"name": "third"} for row in VIEW.compute(rows)])
+
+
+@dataclass(frozen=True)
+class Unbound:
+    """A definition that its tables, as they are now, do not allow."""
+
+    view: WholeView
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.view, name)
+
+    @property
+    def definition(self) -> Mapping[str, Any]:
+        return {"name": "unbound"}
+
+    def bind(self, _: object) -> WholeView:
+        raise ViewRefused("no such column")
 
 
 @pytest.fixture
@@ -338,3 +356,124 @@ def test_a_table_of_the_next_one_that_is_still_being_read_does_not_hold_up_the_l
             runner.move_mark()
         bed.keep_up(runner)
         assert bed.shown() == bed.expected(VIEW)
+
+
+REKEYED = replace(VIEW, name="rekeyed", key=("id", "name"))
+TEXTS = replace(
+    VIEW,
+    name="texts",
+    schema=pa.schema([("id", pa.utf8()), ("name", pa.utf8()), ("note", pa.utf8())]),
+    compute=lambda rows: [row | {"id": f"n{row['id']}"} for row in VIEW.compute(rows)],
+)
+"""The type of its key is another."""
+NONE = replace(REKEYED, name="none", compute=lambda _: [])
+
+
+@pytest.mark.parametrize("other", [RETYPED, REKEYED, TEXTS, NONE], ids=lambda one: one.name)
+@pytest.mark.parametrize("rows", [200_000, 3])
+def test_the_key_and_the_types_of_columns_change_with_the_generation(
+    bed: Bed, other: WholeView, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.derive.pieces.MAX_ROWS", rows)
+    built(bed)
+    for view in (other, VIEW):
+        with bed.runner(view, limits=SMALL) as runner:
+            runner.begin()
+            bed.commit((ORDERS, Op.UPDATE, [{"id": 3, "customer": 1, "note": f"for {view.name}"}]))
+            bed.keep_up(runner)
+            assert bed.shown() == bed.expected(view)
+            [topic] = [one for one in bed.reader.topics() if one.name == "views.joined"]
+            assert [column.name for column in topic.table.key] == list(view.key)
+            bed.commit(
+                (ORDERS, Op.UPDATE, [{"id": 5, "customer": 2, "note": f"for {view.name}"}]), (ORDERS, Op.DELETE, [{"id": 6}])
+            )
+            bed.keep_up(runner)
+            assert bed.shown() == bed.expected(view)
+    bed.refuse_doubles()
+
+
+@pytest.mark.parametrize("other", [RETYPED, REKEYED], ids=lambda one: one.name)
+@pytest.mark.parametrize("group", [1, 2])
+def test_a_process_that_ends_while_the_topic_is_redefined_goes_on(
+    bed: Bed, other: WholeView, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.derive.pieces.MAX_ROWS", 3)
+    built(bed)
+    with bed.runner(other) as runner, armed(f"derive.group_taken=error:{group}"):
+        runner.begin()
+        with pytest.raises(Fault):
+            bed.keep_up(runner)
+    built(bed, other)
+    built(bed, VIEW)
+    bed.refuse_doubles()
+
+
+ODD = replace(
+    VIEW, name="odd", compute=lambda rows: [row | {"id": None if row["id"] == 7 else row["id"]} for row in VIEW.compute(rows)]
+)
+"""Its key is NULL in a row."""
+
+
+def test_a_refused_next_one_leaves_the_live_one_fresh_and_is_tried_again_once_it_is_resumed(bed: Bed) -> None:
+    built(bed)
+    before, run = digest(bed), bed.folder / "run"
+    for _ in range(2):
+        with bed.runner(ODD, limits=SMALL) as runner:
+            runner.begin()
+            bed.keep_up(runner)
+            bed.commit((ORDERS, Op.UPDATE, [{"id": 3, "customer": 1, "note": f"at {bed.lsn}"}]))
+            bed.keep_up(runner)
+            assert (digest(bed), bed.shown(), folders(bed)) == (before, bed.expected(VIEW), ["g1"])
+            refused = [(one.number, one.state, one.error) for one in runner.generations()]
+            why = "view joined: column id of the view's key is NULL in one of its rows; generation 1, which is live, goes on"
+            assert refused == [(1, "live", None), (2, "refused", why)]
+    [stop] = stops.held(run)
+    assert (stop.name, stop.message) == ("VIEW_REFUSED:view-joined@next", why)
+    assert stop.hint.endswith("then cdc resume VIEW_REFUSED")
+    with bed.runner(ODD, limits=SMALL) as runner:
+        runner.begin()
+        bed.commit((ORDERS, Op.DELETE, [{"id": 7}]))
+        bed.keep_up(runner)
+        assert digest(bed) == before
+        assert stops.clear(run, "VIEW_REFUSED:view-joined")
+        while not runner.building:
+            runner.move_mark()
+        bed.keep_up(runner)
+        assert (digest(bed) == before, bed.shown()) == (False, bed.expected(ODD))
+    assert not stops.held(run)
+    bed.refuse_doubles()
+
+
+def test_a_next_one_that_is_refused_as_its_tables_are_leaves_the_live_one_fresh(bed: Bed) -> None:
+    built(bed)
+    with bed.runner(Unbound(VIEW), limits=SMALL) as runner:
+        for number in range(2):
+            runner.begin()
+            bed.commit((ORDERS, Op.UPDATE, [{"id": 3, "customer": number, "note": "new"}]))
+            bed.keep_up(runner)
+            assert bed.shown() == bed.expected(VIEW)
+            assert [one.state for one in runner.generations()] == ["live", "refused"]
+    assert stops.held(bed.folder / "run")
+    built(bed, VIEW)
+    assert not stops.held(bed.folder / "run"), "the change was taken back"
+    with bed.runner(Unbound(VIEW), "elsewhere") as runner, pytest.raises(Stopped, match="no such column"):
+        runner.begin()
+
+
+@pytest.mark.parametrize("while_it_runs", [True, False])
+def test_a_live_one_whose_state_is_lost_is_computed_again_where_the_next_one_is_refused(bed: Bed, *, while_it_runs: bool) -> None:
+    built(bed)
+    with bed.runner(ODD, limits=SMALL) as runner:
+        runner.begin()
+        bed.keep_up(runner)
+        if not while_it_runs:
+            (bed.folder / "state/joined/g1/kernel/state").write_bytes(b"")
+            runner.begin()
+        else:
+            bed.alter(99)
+            bed.keep_up(runner)
+        assert [one.state for one in runner.generations()] == ["live", "refused"]
+        bed.commit((ORDERS, Op.UPDATE, [{"id": 3, "customer": 1, "note": "new"}]))
+        bed.keep_up(runner)
+        assert bed.shown() == bed.expected(VIEW)
+    bed.refuse_doubles()

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-import pyarrow as pa
 import pytest
 
 from cdc.crashpoint import Fault, armed
 from cdc.derive.around import StepLimits
 from cdc.derive.inforce import ViewWaits
-from cdc.errors import HeadwaterError, Stopped, StopState
+from cdc.errors import HeadwaterError
 from cdc.inbox.verdicts import InboxMark
 from cdc.model.batch import Op
 from cdc.views.contract import StateFull
@@ -145,28 +143,6 @@ def test_a_lost_state_is_computed_again_and_the_topic_gets_only_what_differs(bed
         assert runner.why == "it has no state yet"
         assert bed.shown() == bed.expected()
         assert [(op, row["id"]) for _, op, row in bed.history()[len(before) :]] == [("u", 5), ("d", 1)]
-
-
-def test_a_definition_that_its_topic_cannot_go_on_with_stops_the_view(bed: Bed) -> None:
-    with bed.runner() as runner:
-        runner.begin()
-    before = bed.history()
-    numbered = pa.schema([("id", pa.int64()), ("name", pa.utf8()), ("note", pa.int64())])
-    retyped = replace(
-        VIEW, name="retyped", schema=numbered, compute=lambda rows: [{**row, "note": 1} for row in VIEW.compute(rows)]
-    )
-    keyed = replace(VIEW, name="keyed", key=("id", "name"))
-    for view, why in ((retyped, "column note is bigint, in the topic it is text"), (keyed, "its key is another")):
-        with (
-            bed.runner(view) as runner,
-            pytest.raises(Stopped, match=rf"view joined cannot go on as views\.joined: {why}") as stopped,
-        ):
-            runner.begin()
-        assert stopped.value.state is StopState.VIEW_REFUSED
-        assert "another name" in str(stopped.value.hint)
-    with bed.runner() as runner:
-        runner.begin()
-    assert bed.history() == before
 
 
 def test_a_full_disk_ends_the_process_and_does_not_refuse_the_view(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
