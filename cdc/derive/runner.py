@@ -20,14 +20,15 @@ import pyarrow as pa
 import structlog
 
 from cdc.crashpoint import crashpoint
-from cdc.derive.around import Around, StepCounts, StepLimits
-from cdc.derive.computation import PAST_BYTES, Computation
+from cdc.derive.around import Around, Halted, StepCounts, StepLimits
+from cdc.derive.computation import Computation
 from cdc.derive.course import Decision, ViewCourse, decide
 from cdc.derive.inforce import ViewInForce, ViewWaits, in_force
 from cdc.derive.netrange import Redefined
 from cdc.derive.nextgeneration import OVERTAKEN, REDEFINED, UNREADABLE, NextGeneration
 from cdc.derive.pieces import difference, pieces, rowless
 from cdc.derive.ports import DeclaredView
+from cdc.derive.sourcerows import rows_at_head
 from cdc.derive.statefolder import StateFolder
 from cdc.derive.viewgenerations import ViewGenerations
 from cdc.derive.wholeness import lacking
@@ -38,7 +39,6 @@ from cdc.inbox.verdicts import InboxMark
 from cdc.log.contract import LogReader
 from cdc.model.batch import META_FIELDS
 from cdc.model.position import START, ZERO_CUT, Lsn, Position
-from cdc.replay.state import rows_as_of
 from cdc.settings.views import topic_of
 from cdc.state import status
 from cdc.views.contract import Delta, StateDamaged, StateFull
@@ -385,7 +385,7 @@ class ViewRunner:
             following.suspend(str(waits), WAITS_S)
             return False
         except (HeadwaterError, OSError) as error:
-            if isinstance(error, Stopped) and not isinstance(error, PositionGone):
+            if isinstance(error, Halted) or (isinstance(error, Stopped) and not isinstance(error, PositionGone)):
                 raise
             if isinstance(error, StateFull) or (isinstance(error, OSError) and error.errno in FULL):
                 self._make_room()
@@ -465,7 +465,7 @@ class ViewRunner:
 
     def _held(self) -> pa.Table | None:
         """The rows of the view's topic as of the log's head."""
-        batches = list(rows_as_of(self._log, self.topic, self._log.head().position, memory_bytes=PAST_BYTES))
+        batches = rows_at_head(self._log, self.topic)
         if not batches:
             return None
         meta = {field.name for field in META_FIELDS}
