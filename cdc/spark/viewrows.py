@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import pyarrow as pa
@@ -48,12 +49,14 @@ WORKER_BYTES: Final = 64 * 2**20
 """The memory in which a task finds the last change of each key; beyond that it uses files."""
 ATTEMPTS: Final = 3
 """A task whose worker was lost is begun again so often."""
+END_S: Final = 5.0
+"""For so long the end of the process waits for Spark's; it ends by itself once the process is gone."""
 POLL_S: Final = 0.02
 """Whoever takes the rows waits so long for the next ones, and then has time for something else."""
 _BEGUN_AGAIN_MAX: Final = 5
 _EXACT_FIELD: Final = pa.field(EXACT, EXACT_TYPE)
 
-Refusals = list[HeadwaterError]
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +93,14 @@ class ViewRowWorkers:
 
     def __init__(self, log_dir: Path, scratch: Path, from_rows: int) -> None:
         self._log_dir, self._scratch, self.from_rows = log_dir.absolute(), scratch, from_rows
-        self._starter = ThreadPoolExecutor(1, "spark-start")
-        """Starts and ends Spark, one after the other, and nobody waits for an end."""
+        self._starter = InTurn("spark-start")
+        """Starts and ends Spark, and nobody waits for an end."""
         self._ours = False
         self._jobs: SparkJobs | None = None
 
     def rows(self, log: LogReader, reads: Sequence[TopicReads], cut: Position, folder: Path) -> Generator[SourcePiece]:
         folder = folder / uuid4().hex  # what an earlier one has left may be removed later
-        starting = self._starter.submit(self._started)
+        starting = self._starter.begin(self._started)
         try:
             for _ in _awaited(starting):
                 yield SourcePiece(reads[0])
@@ -106,15 +109,13 @@ class ViewRowWorkers:
                 yield from self._topic(jobs, log, one, cut, folder / str(number))
         finally:
             self._halt()
-            with suppress(RuntimeError):  # all has ended already
-                self._starter.submit(self._ended, folder)
+            self._starter.begin(self._ended, folder)
 
     def end(self) -> None:
-        """Returns once nothing of Spark is left in the process, whether or not somebody is still taking rows."""
+        """Returns once nothing of Spark is left in the process, whether or not somebody is still taking rows. A Spark that is just starting ends with the process."""
         self._halt()
-        with suppress(RuntimeError):
-            self._starter.submit(self._ended)
-        self._starter.shutdown()
+        with suppress(NotYet):
+            self._starter.begin(self._ended).result(END_S)
 
     def _halt(self) -> None:
         if self._jobs is not None:
@@ -171,19 +172,17 @@ class SparkJobs:
         self._context = context
         self.parallel = context.defaultParallelism
         self._group = f"view-{uuid4().hex}"
-        self._thread = ThreadPoolExecutor(1, "spark-rows", initializer=self._named)
-
-    def _named(self) -> None:
-        self._context.setJobGroup(self._group, "the rows of a view's sources")
+        self._turn = InTurn("spark-rows")
+        self._ended = False
 
     def slices(self, task: TopicTask) -> Iterator[Sequence[pa.RecordBatch]]:
         """The rows of each slice, in order; nothing at all now and then, while whoever asks has to wait. Raises RekeyedBehindItsBeginning, PositionGone, Stopped, StateFull, and
         HeadwaterError for whatever befalls a worker."""
         task.folder.mkdir(mode=0o700, parents=True)
-        found = self._thread.submit(self._found, task)
+        found = self._turn.begin(self._found, task)
         yield from _nothing(found)
         task = replace(task, start=_answer(found, task.failing))
-        reading = self._thread.submit(self._all, _rows, task, len(task.parts.slices))
+        reading = self._turn.begin(self._all, _rows, task, len(task.parts.slices))
         for number in range(len(task.parts.slices)):
             path = task.rows(number)
             while not path.exists():
@@ -208,6 +207,9 @@ class SparkJobs:
         """A task for each of so many numbers; returns the answers, in order. Raises the first that it refuses."""
         if not count:
             return []
+        if self._ended:
+            raise HeadwaterError("nobody wants the rows any more")
+        self._context.setJobGroup(self._group, "the rows of a view's sources")  # of this thread
         answers: list[Any] = self._context.parallelize(range(count), count).map(partial(_tried, does, task)).collect()
         for one in answers:
             if isinstance(one, HeadwaterError):
@@ -216,10 +218,34 @@ class SparkJobs:
 
     def end(self) -> None:
         """Nothing more is wanted. Does not wait for what is under way."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._ended = True
         if sessions.running() is not None:
             with suppress(Exception):  # the JVM may be ending
                 self._context.cancelJobGroup(self._group)
+
+
+class InTurn:
+    """Runs one thing after another beside the caller, in threads that no end of the process waits for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._last: threading.Thread | None = None
+
+    def begin(self, does: Callable[..., Answer], *given: Any) -> Future[Answer]:
+        """Once all that was begun before has ended."""
+        before, found = self._last, Future[Answer]()
+
+        def run() -> None:
+            if before is not None:
+                before.join()
+            try:
+                found.set_result(does(*given))
+            except BaseException as error:
+                found.set_exception(error)
+
+        self._last = threading.Thread(target=run, name=self._name, daemon=True)
+        self._last.start()
+        return found
 
 
 def _awaited(future: Future[Any]) -> Iterator[None]:

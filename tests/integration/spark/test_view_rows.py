@@ -18,7 +18,7 @@ from cdc.derive.computation import Computation
 from cdc.derive.declarations import declared_views
 from cdc.derive.inforce import in_force
 from cdc.derive.netrange import TopicReads
-from cdc.derive.sourcerows import SourcePiece, RowWorkers, read_here
+from cdc.derive.sourcerows import RowWorkers, SourcePiece, read_here
 from cdc.derive.statefolder import StateFolder
 from cdc.derive.viewgenerations import ViewGenerations
 from cdc.errors import HeadwaterError, PositionGone, Stopped
