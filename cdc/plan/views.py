@@ -9,6 +9,8 @@ from typing import Final
 from cdc.derive.declarations import SqlView, declared_views
 from cdc.derive.netrange import TopicReads
 from cdc.derive.statefolder import FOLDER, generations_in
+from cdc.embedded import EmbeddedError
+from cdc.embedded.java import java_home
 from cdc.errors import ConfigError, HeadwaterError, StopState
 from cdc.log.contract import LogReader
 from cdc.log.orphans import ENDING
@@ -91,10 +93,22 @@ def redefined(settings: Settings) -> Iterator[tuple[str, str]]:
         except ConfigError as error:
             yield name, f"{STOPS} at the next start of cdc run: {error}"
             continue
+        if (lacking := without_spark(view)) is not None:
+            yield name, f"cannot be computed by Spark's workers: {lacking}"
         if saved is None:
             yield name, "is new: it is computed from the log at the next start of cdc run"
         elif saved.declaration and saved.declaration != view.declaration:
             yield name, f"is defined otherwise than before: at the next start of cdc run {_goes_over(settings, view)}"
+
+
+def without_spark(view: SqlView) -> EmbeddedError | None:
+    """The reason for which Spark cannot start here, where the view is to be computed by its workers; else None."""
+    if view.view.workers_from_rows:
+        try:
+            java_home()
+        except EmbeddedError as lacking:
+            return lacking
+    return None
 
 
 def _goes_over(settings: Settings, view: SqlView) -> str:

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -299,8 +299,7 @@ def _tried(does: Callable[[TopicTask, int], Any], task: TopicTask, number: int) 
 
 
 def _keys(task: TopicTask, number: int) -> tuple[int, int]:
-    with closing(open_reader(task.log_dir)) as log:
-        found = keys_of_slice(log, task.parts, number)
+    found = keys_of_slice(_opened(task.log_dir), task.parts, number)
     _put(task.keys(number), KEYS, found.buckets)
     return found.emptied, found.rekeyed
 
@@ -319,8 +318,14 @@ def _rows(task: TopicTask, number: int) -> None:
         refuse_odd_keys(reads, batch)
         return pa.RecordBatch.from_arrays(batch.select(schema.names).columns, schema=schema)
 
-    with closing(open_reader(task.log_dir)) as log:
-        _put(task.rows(number), schema, map(read, rows_of_slice(log, task.parts, handed, task.shape, WORKER_BYTES)))
+    found = rows_of_slice(_opened(task.log_dir), task.parts, handed, task.shape, WORKER_BYTES)
+    _put(task.rows(number), schema, map(read, found))
+
+
+@lru_cache(maxsize=1)
+def _opened(log_dir: Path) -> LogReader:
+    """A worker's: it has many tasks, and to open a log takes as long as a task does. It ends with the worker."""
+    return open_reader(log_dir)
 
 
 def _batch(path: Path, number: int) -> pa.RecordBatch:
