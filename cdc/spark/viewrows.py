@@ -10,6 +10,7 @@ caller, and is ended once the rows are there, or nobody wants the rest: nothing 
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import threading
@@ -325,6 +326,7 @@ def _rows(task: TopicTask, number: int) -> None:
 @lru_cache(maxsize=1)
 def _opened(log_dir: Path) -> LogReader:
     """A worker's: it has many tasks, and to open a log takes as long as a task does. It ends with the worker."""
+    gc.freeze()  # behind each task a worker collects garbage, and would walk through the libraries' objects each time
     return open_reader(log_dir)
 
 
