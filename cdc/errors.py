@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 
 class StopState(StrEnum):
@@ -46,6 +46,16 @@ class HeadwaterError(Exception):
 
     def line(self) -> str:
         return f"{self} → {self.hint}" if self.hint else str(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As another process gets it: each kind is made from arguments of its own, and this is what came of them."""
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[HeadwaterError], args: tuple[object, ...], held: dict[str, Any]) -> HeadwaterError:
+    made = kind.__new__(kind, *args)
+    made.__dict__.update(held)
+    return made
 
 
 class ConfigError(HeadwaterError):

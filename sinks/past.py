@@ -13,7 +13,7 @@ it, of the rows that are live at the cut and the SCHEMA records through which th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -52,6 +52,19 @@ def live_rows(
     _refuse_gone(log, START)
     with closing(_History(log, topic, memory_bytes, go_on)) as history:
         yield from history.live(upto)
+
+
+def live_in_steps(
+    log: LogReader, topic: str, upto: Position, *, memory_bytes: int = MEMORY_BYTES
+) -> Iterator[pa.RecordBatch | None]:
+    """The same, and None for every batch that brings none: so whoever takes them has time for something else all along."""
+    _refuse_gone(log, START)
+    with closing(_History(log, topic, memory_bytes)) as history:
+        yield from history.folding(upto)
+        chosen = yield from history.choosing(upto)
+        for batch in history.since_then(upto):
+            rows = list(history.chosen_of(chosen, [batch]))
+            yield from rows or [None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +141,14 @@ def all_keys(
     _refuse_gone(log, START)
     numbers: dict[tuple[str, ...], str] = {}
     with closing(Newest(memory_bytes)) as newest:
-        for batch in _rows_only(_behind(log, topic, after, upto)):
+        for batch in rows_only(behind(log, topic, after, upto)):
             schema = topic_schema(batch.schema)
             kind = numbers.setdefault(tuple(column.name for column in schema.key), str(len(numbers)))
             newest.add(pc.binary_join_element_wise(kind, keys(batch, schema), ":"), batch.column(POSITION))
         chosen = PositionSet(after, upto, memory_bytes)
         for found in newest.highest():
             chosen.add(found)
-    for batch in chosen.of(_rows_only(_behind(log, topic, after, upto))):
+    for batch in chosen.of(rows_only(behind(log, topic, after, upto))):
         yield batch.select([*(field.name for field in META_FIELDS), *(column.name for column in topic_schema(batch.schema).key)])
 
 
@@ -165,23 +178,27 @@ class _History:
 
     def live(self, upto: Position) -> Iterator[pa.RecordBatch]:
         self._fold(upto)
-        yield from self._living(upto)
+        yield from self.living(upto)
 
     def condensed(self, upto: Position) -> Condensed:
         """Where the topic's rows were last emptied is left out: nothing comes before it."""
         self._fold(upto)
         chosen = self._chosen(upto)
         chosen.add(np.array([position for position, _ in self._definitions], np.int64))
-        return Condensed(
-            chosen.count(self._start + 1, upto), chosen.of(batch for batch in self._since_then(upto) if batch.num_rows)
-        )
+        return Condensed(chosen.count(self._start + 1, upto), chosen.of(batch for batch in self.since_then(upto) if batch.num_rows))
 
     def _fold(self, upto: Position) -> None:
+        for _ in self.folding(upto):
+            pass
+
+    def folding(self, upto: Position) -> Iterator[None]:
+        """The first pass, a batch at a time; ``choosing`` or ``living`` follows."""
         while True:
             try:
                 self._state = self._log.state(self._topic, upto)
                 for batch in self._read(START, upto, self._log.read):
                     self._take(batch)
+                    yield
             except PositionGone:
                 # The log was compacted before the look had come that far. Whoever begins again finds all that is left; unless the beginning is gone.
                 if any(one.kept_from > 1 for one in self._log.topics() if one.name == self._topic):
@@ -204,9 +221,9 @@ class _History:
                 self._go_on()
                 yield batch
 
-    def _since_then(self, upto: Position) -> Iterator[pa.RecordBatch]:
+    def since_then(self, upto: Position) -> Iterator[pa.RecordBatch]:
         """The changes since the topic was last emptied."""
-        return self._read(self._start, upto, lambda topic, after, upto: _behind(self._log, topic, after, upto))
+        return self._read(self._start, upto, lambda topic, after, upto: behind(self._log, topic, after, upto))
 
     def later(self, batch: pa.RecordBatch) -> list[TopicSchema]:
         """The definitions that came after this batch, in order."""
@@ -235,21 +252,36 @@ class _History:
         self._definitions.append((position, change.schema))
         if self._held is None or not self._counts or not rekeyed(self._held, change.schema):
             return
-        living = self._living(Position(position - 1))
+        living = self.living(Position(position - 1))
         self._again()
         for batch in living:
             moved = brought_to(batch, self.later(batch), position)
             own = moved.set_column(0, moved.schema.field(0), batch.column(POSITION))
             self._newest.add(keys(own, change.schema), pc.multiply(batch.column(POSITION), 2))
 
-    def _living(self, upto: Position) -> Iterator[pa.RecordBatch]:
+    def living(self, upto: Position) -> Iterator[pa.RecordBatch]:
         """The rows that are live by what has been taken so far, which may be forgotten once this has been called."""
-        return _without_deletes(self._chosen(upto).of(_rows_only(self._since_then(upto))))
+        return self.chosen_of(self._chosen(upto), self.since_then(upto))
+
+    def chosen_of(self, chosen: PositionSet, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows at these positions."""
+        return without_deletes(chosen.of(rows_only(batches)))
 
     def _chosen(self, upto: Position) -> PositionSet:
+        choosing = self.choosing(upto)
+        while True:
+            try:
+                next(choosing)
+            except StopIteration as chosen:
+                found: PositionSet = chosen.value
+                return found
+
+    def choosing(self, upto: Position) -> Generator[None, None, PositionSet]:
+        """The positions of the rows that are live by what has been taken so far, one piece of memory after another."""
         chosen = PositionSet(self._start, upto, self._memory_bytes)
         for found in self._newest.highest():
             chosen.add(found[found & 1 == 0] >> 1)
+            yield
         return chosen
 
     def _again(self) -> None:
@@ -266,7 +298,7 @@ def brought_to(batch: pa.RecordBatch, definitions: Sequence[TopicSchema], positi
     return batch
 
 
-def _behind(log: LogReader, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
+def behind(log: LogReader, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
     """The changes in (after, upto]. Where DELETEs behind ``after`` may be gone nobody can go on from there; what is left there can
     be read from the beginning."""
     try:
@@ -279,11 +311,11 @@ def _behind(log: LogReader, topic: str, after: Position, upto: Position) -> Iter
                 yield rest
 
 
-def _rows_only(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def rows_only(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return (batch for batch in batches if batch.num_rows and not is_truncate(batch) and topic_change_of(batch) is None)
 
 
-def _without_deletes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def without_deletes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """As a store sees the log, a row may stand behind the DELETE of the place that it has left, at the same position (``sinks.places``)."""
     for batch in batches:
         rows = pc.not_equal(batch.column(OP), int(Op.DELETE))

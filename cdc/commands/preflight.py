@@ -67,6 +67,7 @@ def view_findings(settings: Settings, tables: Sequence[Table]) -> Iterator[Findi
     if not settings.views:
         return
     from cdc.derive.declarations import declared_views
+    from cdc.plan.views import without_spark
 
     known = {*topics_of(settings.views), *(table.qualified for table in tables)}
     if tables:
@@ -80,6 +81,8 @@ def view_findings(settings: Settings, tables: Sequence[Table]) -> Iterator[Findi
                     "fail", f"view {name}", f"reads {', '.join(missing)}, which is not captured: it would wait for ever", hint
                 )
                 continue
+            if (lacking := without_spark(view)) is not None:
+                yield Finding("fail", f"view {name}", f"workers_from_rows: {lacking}", lacking.hint)
             try:
                 function = view.load_function()
                 calls = "" if function is None else f", and calls {function.reference}"

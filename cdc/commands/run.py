@@ -8,7 +8,7 @@ import resource
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import structlog
 import typer
@@ -22,7 +22,10 @@ from cdc.diskspace import FULL, MAKE_ROOM, described
 from cdc.errors import ConfigError, HeadwaterError, Stopped
 from cdc.folders import own
 from cdc.settings.models import Settings, StoreOptions
-from cdc.state import stops
+from cdc.state import status, stops
+
+if TYPE_CHECKING:
+    from cdc.derive.sourcerows import RowWorkers
 
 SUPERVISOR_DRAIN_S: Final = CHILDREN_DRAIN_S + 10.0
 """It ends by itself, with 0, after the last child has."""
@@ -136,7 +139,16 @@ def _view(settings: Settings, name: str, stop: threading.Event) -> int:
         settings.run_dir,
         stop,
         limits=StepLimits(view.batch_rows, view.batch_bytes, 3600.0 * view.keep_former_hours),
+        workers=_row_workers(settings, name, view.workers_from_rows),
     )
+
+
+def _row_workers(settings: Settings, name: str, from_rows: int) -> RowWorkers | None:
+    if not from_rows:
+        return None
+    from cdc.spark.viewrows import ViewRowWorkers
+
+    return ViewRowWorkers(settings.log.dir, settings.run_dir / "spark" / status.view_part(name), from_rows)
 
 
 def _followers(configuration: Configuration | Handed, name: str, stop: threading.Event) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cdc.clock import MACHINE, Clock
+from cdc.derive.sourcerows import RowWorkers
 from cdc.errors import HeadwaterError
 from cdc.inbox.handover import draw_token
 from cdc.log.contract import LogReader
@@ -31,6 +32,8 @@ class Around:
     """Draws the word by which an opening of the producer is known."""
     now: Callable[[], float] = time.time
     """The time of day, in seconds since 1970."""
+    workers: RowWorkers | None = None
+    """Find the rows that a view is computed from where these are many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 
 import pyarrow as pa
 
@@ -11,18 +11,16 @@ from cdc.crashpoint import crashpoint
 from cdc.derive.around import Around, StepCounts, StepLimits
 from cdc.derive.course import KernelFacts
 from cdc.derive.inforce import ViewInForce, ViewWaits
-from cdc.derive.netrange import loaded, net
+from cdc.derive.netrange import TopicReads, loaded, net
 from cdc.derive.refusals import refused
+from cdc.derive.sourcerows import SourcePiece, read_here
 from cdc.derive.viewstate import ViewState
 from cdc.derive.wholeness import lacking
 from cdc.errors import HeadwaterError
 from cdc.log.contract import LogReader
 from cdc.model.position import Position
-from cdc.replay.state import refuse_superseded, rows_as_of
+from cdc.replay.state import refuse_superseded
 from cdc.views.contract import Delta, Kernel, StateFull
-
-PAST_BYTES: Final = 256 * 2**20
-"""The memory for finding a table's rows among its changes, as much as a kernel is given: up to some millions of rows, no key goes by way of a file."""
 
 Deltas = Mapping[str, Delta]
 
@@ -113,35 +111,57 @@ class Computation:
 
     # --- from the beginning --------------------------------------------------------------------------------------------
 
-    def load(self, cut: Position, most: StepLimits) -> Iterator[int]:
+    def load(self, cut: Position, most: StepLimits) -> Generator[int]:
         """Computes the whole state from its sources' rows as of this cut, in pieces of at most so much, each of which is as good as a change of the log. Between them
-        the state is not that of a cut, and is not used. Yields how many rows there have been. Raises PositionGone where the log no longer has a source as a
-        whole."""
+        the state is not that of a cut, and is not used. Yields how many rows there have been, also where
+        the next ones are still on their way. Raises PositionGone where the log no longer has a source as a
+        whole, and what ends the waiting."""
         self.state.begin_again(self.facts())
         crashpoint("derive.cleared")
-        kernel, rows = self.state.open(self.view), 0
-        for number, (delta, last) in enumerate(_with_last(self._chunks(cut, most)), 1):
-            # Counters until the last: a piece has a row at least, so there are no more of them than positions.
-            self.advance(delta, cut if last else Position(number), partial=not last)
-            kernel.commit()
-            crashpoint("derive.loading")
-            rows += sum(one.rows.num_rows for one in delta.values())
-            yield rows
+        kernel, rows, number = self.state.open(self.view), 0, 0
+        with closing(self._chunks(cut, most)) as chunks:
+            for delta, last in _with_last(chunks):
+                if delta is not None:
+                    number += 1
+                    # Counters until the last: a piece has a row at least, so there are no more of them than positions.
+                    self.advance(delta, cut if last else Position(number), partial=not last)
+                    kernel.commit()
+                    crashpoint("derive.loading")
+                    rows += sum(one.rows.num_rows for one in delta.values())
+                else:
+                    self._around.pump()  # whoever asks the process to end need not wait for all of them
+                yield rows
         crashpoint("derive.loaded")
         self.state.note(loading=False)
         crashpoint("derive.whole")
 
-    def _chunks(self, cut: Position, most: StepLimits) -> Iterator[dict[str, Delta]]:
-        for topic, reads in self.view.reads.items():
-            waiting: list[pa.RecordBatch] = []
-            whole = rows_as_of(self._log, topic, cut, memory_bytes=PAST_BYTES)
-            for piece in (batch.slice(at, most.rows) for batch in whole for at in range(0, len(batch), most.rows)):
-                waiting.append(piece)
-                if sum(map(len, waiting)) >= most.rows or sum(one.nbytes for one in waiting) >= most.bytes:
-                    yield {topic: loaded(reads, waiting)}
+    def _chunks(self, cut: Position, most: StepLimits) -> Generator[dict[str, Delta] | None]:
+        """None: the next one is on its way."""
+        waiting: list[pa.RecordBatch] = []
+        of: TopicReads | None = None
+        with closing(self._rows(cut)) as found:
+            for one in found:
+                if of is not None and waiting and one.reads is not of:
+                    yield {of.topic: loaded(of, waiting)}
                     waiting = []
-            if waiting:
-                yield {topic: loaded(reads, waiting)}
+                of = one.reads
+                if not one.batches:
+                    yield None
+                for piece in (batch.slice(at, most.rows) for batch in one.batches for at in range(0, len(batch), most.rows)):
+                    waiting.append(piece)
+                    if sum(map(len, waiting)) >= most.rows or sum(batch.nbytes for batch in waiting) >= most.bytes:
+                        yield {of.topic: loaded(of, waiting)}
+                        waiting = []
+        if of is not None and waiting:
+            yield {of.topic: loaded(of, waiting)}
+
+    def _rows(self, cut: Position) -> Generator[SourcePiece]:
+        """Of its sources, by workers where there are many."""
+        workers, reads = self._around.workers, list(self.view.reads.values())
+        if workers is not None and self.source_rows() >= workers.from_rows:
+            yield from workers.rows(self._log, reads, cut, self.state.scratch)
+        else:
+            yield from read_here(self._log, reads, cut)
 
     def source_rows(self) -> int:
         """About how many rows its sources have, at most."""
@@ -151,11 +171,14 @@ class Computation:
         self.state.close()
 
 
-def _with_last(pieces: Iterator[dict[str, Delta]]) -> Iterator[tuple[dict[str, Delta], bool]]:
-    """Each piece, and whether it is the last; one that is empty where there are none."""
+def _with_last(pieces: Iterator[dict[str, Delta] | None]) -> Iterator[tuple[dict[str, Delta] | None, bool]]:
+    """Each piece, and whether it is the last; one that is empty where there are none. None comes as it came."""
     held: dict[str, Delta] = {}
     begun = False
     for piece in pieces:
+        if piece is None:
+            yield None, False
+            continue
         if begun:
             yield held, False
         held, begun = piece, True

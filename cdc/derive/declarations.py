@@ -31,7 +31,7 @@ from cdc.views.syntax import QuerySyntax, TableName
 
 MEMORY: Final = "256MB"
 """The most that a kernel's engine holds in memory; the rest lies on the disk. Pages of the rows that it keeps are beside that (``cdc.views.state.PAGES_KB``)."""
-_NOT_OF_ROWS: Final = {"batch_rows", "batch_bytes", "keep_former_hours"}
+_NOT_OF_ROWS: Final = {"batch_rows", "batch_bytes", "keep_former_hours", "workers_from_rows"}
 _CODE: Final = "code"
 """In a definition: which version of its function."""
 _DEFAULT_SCHEMA: Final = "public"

@@ -7,7 +7,7 @@ definition that is the present one again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,7 +61,7 @@ class NextGeneration:
     def __init__(self, name: str, declared: DeclaredView, around: Around, generations: ViewGenerations, limits: StepLimits) -> None:
         self.name = name
         self._declared, self._around, self._generations, self._limits = declared, around, generations, limits
-        self._slices: Iterator[None] | None = None
+        self._slices: Generator[None] | None = None
         self.beside = True
         """Another one is followed meanwhile: slices are small."""
         self.suspended: Suspension | None = None
@@ -125,10 +125,17 @@ class NextGeneration:
     def begin_again(self, why: str = "") -> None:
         """With the next slice. What there is of it is gone on return."""
         self.why = why
-        self._slices = self.loaded = None
+        self.close()
+        self.loaded = None
         if self.computation is not None:
             self._generations.forget(self.computation.state)
             self.computation = None
+
+    def close(self) -> None:
+        """Ends what is under way."""
+        if self._slices is not None:
+            self._slices.close()
+        self._slices = None
 
     @property
     def due(self) -> bool:
@@ -151,7 +158,7 @@ class NextGeneration:
         """Why it is not built."""
         return self.suspended.why if self.suspended is not None and self.suspended.refused else None
 
-    def _work(self) -> Iterator[None]:
+    def _work(self) -> Generator[None]:
         one = self.computation
         assert one is not None
         why = self._useless(one)

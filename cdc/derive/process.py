@@ -16,6 +16,7 @@ from cdc.derive.inforce import ViewWaits
 from cdc.derive.ports import DeclaredView
 from cdc.derive.reporter import ViewReporter
 from cdc.derive.runner import ViewRunner
+from cdc.derive.sourcerows import RowWorkers
 from cdc.derive.statefolder import FOLDER, StateFolder, StateHeld
 from cdc.errors import HeadwaterError, Stopped, StopState
 from cdc.log.contract import LogReader
@@ -67,8 +68,9 @@ def run_view(
     stop: threading.Event,
     *,
     limits: StepLimits | None = None,
+    workers: RowWorkers | None = None,
 ) -> int:
-    """Keeps the view up until ``stop`` is set; returns 0. Raises Stopped, which is recorded, and HeadwaterError."""
+    """Keeps the view up until ``stop`` is set; returns 0. ``workers``: for large builds. Raises Stopped, which is recorded, and HeadwaterError."""
     part = status.view_part(name)
     try_again_if_changed(run_dir, name, declared)
     stops.check(run_dir, part)
@@ -79,7 +81,9 @@ def run_view(
         if folder is None:
             return 0
         log = stack.enter_context(closing(open_reader(log_dir)))
-        runner = ViewRunner(name, declared, Around(log, log_dir, run_dir, _pump(stop)), folder, limits)
+        if workers is not None:
+            stack.callback(workers.end)
+        runner = ViewRunner(name, declared, Around(log, log_dir, run_dir, _pump(stop), workers=workers), folder, limits)
         stack.enter_context(closing(runner))
         try:
             if _begin(runner, report, stop):

@@ -19,7 +19,7 @@ import pyarrow as pa
 import structlog
 
 from cdc.crashpoint import crashpoint
-from cdc.derive.around import Around, StepCounts, StepLimits
+from cdc.derive.around import Around, Halted, StepCounts, StepLimits
 from cdc.derive.computation import Computation
 from cdc.derive.course import ViewCourse
 from cdc.derive.inforce import ViewInForce, ViewWaits
@@ -354,7 +354,7 @@ class ViewRunner:
             if is_refusal(error):
                 self._refuse(error)
                 return False
-            if isinstance(error, Stopped) and not isinstance(error, PositionGone):
+            if isinstance(error, Halted) or (isinstance(error, Stopped) and not isinstance(error, PositionGone)):
                 raise
             if isinstance(error, StateFull) or (isinstance(error, OSError) and error.errno in FULL):
                 self._make_room()

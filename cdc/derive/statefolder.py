@@ -29,6 +29,7 @@ _LOCK: Final = "lock"
 _GENERATION: Final = re.compile(r"g([1-9]\d{0,8})")
 _FACTS: Final = "view.json"
 _KERNEL: Final = "kernel"
+_SCRATCH: Final = "scratch"
 
 
 class _Unreadable(Exception):
@@ -80,6 +81,11 @@ class GenerationFolder:
         jsonfile.make_folder(path)
         return path
 
+    @property
+    def scratch(self) -> Path:
+        """A folder for whatever makes the state, gone with it."""
+        return self._folder / _SCRATCH
+
     def load(self) -> KernelFacts | None:
         """None where there is no state that can be used."""
         try:
@@ -94,7 +100,8 @@ class GenerationFolder:
     def clear(self) -> None:
         """Removes the state."""
         _FILE.remove(self._folder / _FACTS)
-        shutil.rmtree(self._folder / _KERNEL, ignore_errors=True)
+        for name in (_KERNEL, _SCRATCH):
+            shutil.rmtree(self._folder / name, ignore_errors=True)
 
     def remove(self) -> None:
         """Removes the state, and the folder."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cdc.derive.computation import PAST_BYTES, Computation
+from cdc.derive.computation import Computation
 from cdc.derive.pieces import difference, pieces, rowless
+from cdc.derive.sourcerows import rows_at_head
 from cdc.inbox.definition import numbered, refuses, rekeyed
 from cdc.log.contract import LogReader
 from cdc.model.batch import EXACT, META_FIELDS
-from cdc.replay.state import rows_as_of
 from cdc.views.contract import Delta
 
 Groups = list[list[pa.RecordBatch]]
@@ -48,7 +48,7 @@ def output_groups(log: LogReader, topic: str, one: Computation, output: Delta) -
 
 def held_rows(log: LogReader, topic: str) -> pa.Table | None:
     """The topic's rows as of the log's head, with their exact texts: those have rows only that came before the topic was redefined."""
-    batches = list(rows_as_of(log, topic, log.head().position, memory_bytes=PAST_BYTES))
+    batches = rows_at_head(log, topic)
     if not batches:
         return None
     meta = {field.name for field in META_FIELDS} - {EXACT}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from cdc.derive.course import KernelFacts
@@ -33,6 +34,11 @@ class ViewState:
         """In which its changes were read."""
         assert self.facts is not None
         return self.facts.history
+
+    @property
+    def scratch(self) -> Path:
+        """A folder for whatever makes it, gone with it."""
+        return self._folder.scratch
 
     def open(self, view: ViewInForce) -> Kernel:
         """Raises whatever a damaged state leads to."""

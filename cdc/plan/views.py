@@ -10,6 +10,8 @@ from cdc.derive.course import KernelFacts
 from cdc.derive.declarations import SqlView, declared_views
 from cdc.derive.netrange import TopicReads
 from cdc.derive.statefolder import FOLDER, generations_in
+from cdc.embedded import EmbeddedError
+from cdc.embedded.java import java_home
 from cdc.errors import ConfigError, HeadwaterError, StopState
 from cdc.inbox.definition import refuses
 from cdc.log.contract import LogReader
@@ -95,6 +97,8 @@ def redefined(settings: Settings, reader: LogReader) -> Iterator[tuple[str, str]
         if again and (stop := stops.held_by(settings.run_dir, status.next_part(name))) is not None:
             yield name, f"its next generation is refused: {stop.error().line()}"
             continue
+        if (lacking := without_spark(view)) is not None:
+            yield name, f"cannot be computed by Spark's workers: {lacking}"
         if (why := _refused(view, known, function_only=saved is None or again)) is not None:
             yield name, f"{_stops(settings, view)} at the next start of cdc run: {why}"
         elif saved is None:
@@ -137,6 +141,16 @@ def _whole(settings: Settings, view: SqlView) -> Sequence[KernelFacts]:
     """Its states."""
     states = [one.load() for one in generations_in(settings.log.dir / FOLDER / view.name).values()]
     return [facts for facts in states if facts is not None and not facts.loading]
+
+
+def without_spark(view: SqlView) -> EmbeddedError | None:
+    """The reason for which Spark cannot start here, where the view is to be computed by its workers; else None."""
+    if view.view.workers_from_rows:
+        try:
+            java_home()
+        except EmbeddedError as lacking:
+            return lacking
+    return None
 
 
 def _goes_over(settings: Settings, view: SqlView) -> str:

@@ -11,7 +11,7 @@ from cdc.log.contract import LogReader, Topic, retired_before
 from cdc.model.batch import last_position, topic_schema
 from cdc.model.position import START, Position
 from cdc.model.topic import TopicSchema
-from sinks.past import MEMORY_BYTES, live_rows
+from sinks.past import MEMORY_BYTES, live_in_steps
 from sinks.reshape import conformed
 
 
@@ -21,11 +21,18 @@ def rows_as_of(log: LogReader, topic: str, upto: Position, *, memory_bytes: int 
     In bounded memory, whatever the table's size (``sinks.past``, of ``memory_bytes``). Raises PositionGone when the log no longer has the topic's beginning, or no longer all
     that it had at ``upto``.
     """
+    return (batch for batch in rows_in_steps(log, topic, upto, memory_bytes=memory_bytes) if batch is not None)
+
+
+def rows_in_steps(
+    log: LogReader, topic: str, upto: Position, *, memory_bytes: int = MEMORY_BYTES
+) -> Iterator[pa.RecordBatch | None]:
+    """The same, and None now and then before the first ones, for which all of the topic is read: whoever takes them has time for something else then."""
     refuse_compacted(log, topic, upto)
     shape = definition_at(log, topic, upto)
     if shape is not None:
-        for batch in live_rows(log, topic, upto, memory_bytes=memory_bytes):
-            yield conformed(batch, shape)
+        for batch in live_in_steps(log, topic, upto, memory_bytes=memory_bytes):
+            yield None if batch is None else conformed(batch, shape)
         refuse_compacted(log, topic, upto)  # it may have been meanwhile, and then rows were missing
 
 

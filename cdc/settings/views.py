@@ -119,6 +119,9 @@ class View(ViewQuery):
     """The most bytes of them."""
     keep_former_hours: float = Field(24.0, ge=0)
     """For how long the state of the former definition is kept once the view is followed by another one: until then the way back is short."""
+    workers_from_rows: int = Field(0, ge=0)
+    """Where its tables have at least this many changes in the log, Spark's workers find the rows that it is first computed from, and computed again from
+    ([views.md](views.md#build-it-on-sparks-workers)); 0: never."""
 
     @model_validator(mode="after")
     def _is_declared_one_way(self) -> View:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.crashpoint import Fault, armed
+from cdc.derive import sourcerows
 from cdc.derive.around import StepLimits
 from cdc.derive.runner import ViewRunner
 from cdc.errors import HeadwaterError, Stopped
@@ -477,3 +478,24 @@ def test_a_live_one_whose_state_is_lost_is_computed_again_where_the_next_one_is_
         bed.keep_up(runner)
         assert bed.shown() == bed.expected(VIEW)
     bed.refuse_doubles()
+
+
+def test_the_live_one_is_followed_while_the_log_is_looked_through_for_the_next_ones_rows(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sourcerows, "PAUSE_BATCHES", 1)
+    for number in range(10):  # each of which is a batch of its own, whose rows are gone
+        bed.commit((ORDERS, Op.INSERT, [{"id": number, "customer": 1, "note": "a"}]), (ORDERS, Op.TRUNCATE, ()))
+    built(bed)
+    with bed.runner(OTHER, limits=SMALL) as runner:
+        runner.begin()
+        slices = 0
+        while next((one.done for one in runner.generations() if one.state == "building"), 0) == 0:
+            bed.commit((ORDERS, Op.INSERT, [{"id": 100 + slices, "customer": 1, "note": "b"}]))
+            followed(runner)
+            assert bed.shown() == bed.expected()
+            runner.build()
+            slices += 1
+        assert slices > 20
+        bed.keep_up(runner)
+        assert bed.shown() == bed.expected(OTHER)
