@@ -11,6 +11,7 @@ from cdc.plan.views import redefined
 from cdc.settings.file import load
 from cdc.settings.models import Settings
 from sinks import options_model
+from tests.logs import EMPTY
 
 VIEW = '[views.one]\nsql = "select id from public.orders"\nkey = ["id"]\n'
 
