@@ -23,7 +23,7 @@ from cdc.capture.rows import RowBatches
 from cdc.capture.spool import Spools
 from cdc.capture.tablestate import Rereads
 from cdc.capture.toast import ToastMemory
-from cdc.derive import runner
+from cdc.derive import shown
 from cdc.derive.computation import Computation
 from cdc.derive.course import Decision, ViewCourse
 from cdc.derive.runner import ViewRunner
@@ -881,17 +881,17 @@ def _with_a_view(patch: Patch) -> None:
 def a_views_mark_comes_before_its_rows(patch: Patch) -> None:
     original = ViewRunner._hand_over
 
-    def hand_over(self: ViewRunner, groups: Any, mark: ViewMark, done: int = 0) -> None:
+    def hand_over(self: ViewRunner, groups: Any, mark: ViewMark, done: int = 0, *, redefines: bool = False) -> None:
         self._handover.give(mark.text, "", (), [], HandoverDeadline.within(10**6))
-        original(self, groups, replace(mark, begin=mark.cut), done)
+        original(self, groups, replace(mark, begin=mark.cut), done, redefines=redefines)
 
     patch.setattr(ViewRunner, "_hand_over", hand_over)
     _with_a_view(patch)
 
 
 def _decides(patch: Patch, decided: Callable[..., Decision]) -> None:
-    original = runner.decide
-    patch.setattr(runner, "decide", lambda *given: decided(original(*given), *given))
+    original = shown.decide
+    patch.setattr(shown, "decide", lambda *given: decided(original(*given), *given))
     _with_a_view(patch)
 
 

@@ -135,5 +135,5 @@ def test_a_table_whose_folder_went_in_the_middle_of_a_commit_is_no_table(shop: S
         assert held(rebuild(shop), ORDERS) == [order(1), order(2), order(3)]
         return
     with pytest.raises(StoreError, match="lacks a file that it needs") as refused:
-        shop.sink()
+        shop.sink().applied()
     assert not refused.value.retryable
