@@ -148,6 +148,10 @@ class IcebergTable(ABC):
         """Whether anything happened to the table's metadata, by whomever, since this object last looked."""
 
     @abstractmethod
+    def _another(self) -> bool:
+        """Looks again: whether another version of the table stands there than was read last. What a commit that was broken off has left beside it is none."""
+
+    @abstractmethod
     def refresh(self) -> None:
         """Raises Gone."""
 
@@ -209,7 +213,7 @@ class IcebergTable(ABC):
         try:
             return self._look(self._files)
         except Lacking:
-            if self.changed():  # what stands there, such as a copy that was put back, may well have all its files
+            if self._another():  # such as a copy that was put back, which may well have all its files
                 raise Vanished("list a table's files", self.name) from None
             raise
 

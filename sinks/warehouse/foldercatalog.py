@@ -91,6 +91,11 @@ class FolderTable(IcebergTable):
     def changed(self) -> bool:
         return self._stamp != self._stamped()
 
+    def _another(self) -> bool:
+        before = self._seen.file, self._stamp[1]
+        self.refresh()
+        return (self._seen.file, self._stamped()[1]) != before
+
     def refresh(self) -> None:
         if not self.changed():
             return

@@ -266,6 +266,9 @@ class ServedTable(IcebergTable):
     def changed(self) -> bool:
         return self._newest() != self._seen.file
 
+    def _another(self) -> bool:
+        return self.changed()
+
     def _newest(self) -> str | None:
         """Where its newest metadata lie; None where it is gone, or another's by now."""
         with errors("ask the catalog for a table"):

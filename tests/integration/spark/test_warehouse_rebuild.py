@@ -118,6 +118,19 @@ def test_a_table_that_lacks_what_every_reader_needs_is_made_anew(shop: Shop, fil
     assert held(rebuild(shop), ORDERS) == [order(1)]
 
 
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_table_that_lacks_one_of_its_manifests_is_made_anew(shop: Shop, which: int) -> None:
+    """By the time Iceberg misses it, it may have written others anew, which is no change of the table."""
+    sink = shop.sink()
+    for position in (1, 2, 3):
+        sink.apply(upserts(ORDERS, position, [order(position)]))
+        sink.commit(cut(position))
+    sink.close()
+    manifests = sorted((shop.folder / METADATA).glob("*-m*.avro"), key=lambda path: path.stat().st_mtime_ns)
+    manifests[which].unlink()
+    assert held(rebuild(shop), ORDERS) == [order(1), order(2), order(3)]
+
+
 @pytest.mark.parametrize("rebuilt", [True, False], ids=["built again", "followed"])
 def test_a_table_whose_folder_went_in_the_middle_of_a_commit_is_no_table(shop: Shop, rebuilt: bool) -> None:
     """What the commit writes after that stands there alone."""
