@@ -27,10 +27,11 @@ from cdc.derive.netrange import Redefined
 from cdc.derive.nextgeneration import NextGeneration
 from cdc.derive.ports import DeclaredView
 from cdc.derive.refusals import NextRefusal, is_refusal
-from cdc.derive.shown import course_of, former_by, mark_in_log, shown_by, why_lost
+from cdc.derive.shown import course_of, former_by, shown_by, why_lost
 from cdc.derive.statefolder import StateFolder
 from cdc.derive.topicrows import Groups, LackingRows, lacking_rows, output_groups
 from cdc.derive.viewgenerations import ViewGenerations
+from cdc.derive.wholeness import mark_in_log
 from cdc.diskspace import FULL
 from cdc.errors import HeadwaterError, PositionGone, Stopped
 from cdc.inbox.handover import Handover, HandoverDeadline

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import structlog
 
 from cdc.derive.around import Around, StepLimits
@@ -16,20 +14,12 @@ from cdc.derive.ports import DeclaredView
 from cdc.derive.viewgenerations import ViewGenerations
 from cdc.derive.wholeness import lacking
 from cdc.errors import HeadwaterError, PositionGone, Stopped
-from cdc.inbox.verdicts import InboxMark
 from cdc.log.contract import LogReader
 from cdc.model.position import START
 from cdc.views.contract import StateDamaged, StateFull
 from cdc.views.marks import ViewMark
 
 _log = structlog.get_logger("views")
-
-
-def mark_in_log(log: LogReader, producer: str) -> ViewMark | None:
-    """The view's, without opening its producer."""
-    with suppress(ValueError):
-        return ViewMark.read(InboxMark.decode(log.marks().get(producer)).to)
-    return None
 
 
 def former_by(generations: ViewGenerations, declared: DeclaredView, mark: ViewMark | None) -> DeclaredView | None:

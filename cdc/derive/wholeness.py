@@ -38,7 +38,7 @@ def going_over(views: Mapping[str, DeclaredView], log: LogReader, at: Position) 
     known = {topic.name: topic for topic in log.topics()}
     for name, view in views.items():
         topic = known.get(name)
-        mark = None if topic is None else _mark(log, topic)
+        mark = None if topic is None else mark_in_log(log, topic.producer)
         try:
             if topic is None or mark is None or mark.digest != in_force(view, log, at).digest:
                 return name
@@ -50,13 +50,14 @@ def going_over(views: Mapping[str, DeclaredView], log: LogReader, at: Position) 
 
 
 def _view_lacks(log: LogReader, topic: Topic) -> str | None:
-    mark = _mark(log, topic)
+    mark = mark_in_log(log, topic.producer)
     return f"{topic.name} is not built yet" if mark is not None and not mark.reflected else None
 
 
-def _mark(log: LogReader, topic: Topic) -> ViewMark | None:
+def mark_in_log(log: LogReader, producer: str) -> ViewMark | None:
+    """The view's, without opening its producer."""
     with suppress(ValueError):
-        return ViewMark.read(InboxMark.decode(log.marks().get(topic.producer)).to)
+        return ViewMark.read(InboxMark.decode(log.marks().get(producer)).to)
     return None
 
 
