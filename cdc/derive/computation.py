@@ -98,7 +98,7 @@ class Computation:
         return lineage.history
 
     def commit(self, history: str) -> None:
-        """The state is as of what was advanced to, durably."""
+        """The state is as of what was advanced to."""
         self.kernel.commit()
         crashpoint("derive.committed")
         self.state.note(history=history)
@@ -131,6 +131,7 @@ class Computation:
                 else:
                     self._around.pump()  # whoever asks the process to end need not wait for all of them
                 yield rows
+        kernel.sync()  # a state of some of the pieces would be taken for one as of a cut
         crashpoint("derive.loaded")
         self.state.note(loading=False)
         crashpoint("derive.whole")

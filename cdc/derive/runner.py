@@ -67,7 +67,7 @@ class ViewRunner:
         self._declared = declared
         self._around = around
         self._limits = limits or StepLimits()
-        self._handover = Handover(around.log_dir, around.run_dir, producer_of(name), around.pump, around.token)
+        self._handover = Handover(around.log_dir, around.run_dir, producer_of(name), around.pump, around.token, around.log)
         self._generations = ViewGenerations(folder)
         self._live: Computation | None = None
         self._next: NextGeneration | None = None

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -62,10 +62,16 @@ class HandoverDeadline:
 
 
 class Handover:
-    """One opening of a producer. ``log``: the log's folder."""
+    """One opening of a producer. ``log``: the log's folder. ``reader``: of this log; left out, the log is opened for each question, which takes milliseconds."""
 
     def __init__(
-        self, log: Path, run_dir: Path, producer: str, pump: Pump = let_time_pass, token: Callable[[], str] = draw_token
+        self,
+        log: Path,
+        run_dir: Path,
+        producer: str,
+        pump: Pump = let_time_pass,
+        token: Callable[[], str] = draw_token,
+        reader: LogReader | None = None,
     ) -> None:
         """Raises ConfigError when the inbox's folder is not ours, ValueError for a name that a
         producer cannot have.
@@ -75,6 +81,7 @@ class Handover:
         self._run_dir = run_dir
         self._pump = pump
         self._token = token
+        self._given = reader
         self._folder = InboxFolder(log)
         self._number = 0
         self.mark = InboxMark()
@@ -163,7 +170,7 @@ class Handover:
 
     def position(self, topic: str) -> Position:
         """The position of the topic's last change; 0 when it has none."""
-        with closing(self._reader()) as reader:
+        with self._reader() as reader:
             return next((one.last for one in reader.topics() if one.name == topic), Position(0))
 
     def _drive(self, steps: Steps) -> InboxMark:
@@ -193,7 +200,7 @@ class Handover:
         return HeadwaterError(f"the log refuses what producer {self.producer} handed over: {reason}", hint="docs/inbox.md")
 
     def _read_mark(self) -> InboxMark:
-        with closing(self._reader()) as reader:
+        with self._reader() as reader:
             raw = reader.marks().get(self.producer)
         try:
             return InboxMark.decode(raw)
@@ -202,5 +209,10 @@ class Handover:
                 f"the log's mark of producer {self.producer} is not one of the inbox", hint="choose another --producer"
             ) from None
 
-    def _reader(self) -> LogReader:
-        return open_reader(self._log)
+    @contextmanager
+    def _reader(self) -> Iterator[LogReader]:
+        if self._given is not None:
+            yield self._given
+            return
+        with closing(open_reader(self._log)) as reader:
+            yield reader

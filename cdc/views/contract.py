@@ -58,7 +58,12 @@ class Kernel(Protocol):
         ...
 
     def commit(self) -> None:
-        """The state is as of the last ``advance``'s cut, durably. A process killed before it is left with the state of the cut before."""
+        """The state is as of the last ``advance``'s cut. A process killed before it is left with the state of the cut before, and a machine that loses its power
+        perhaps with that of an earlier commit."""
+        ...
+
+    def sync(self) -> None:
+        """What was committed survives a loss of power, too. Raises StateFull, StateDamaged."""
         ...
 
     def rollback(self) -> None:

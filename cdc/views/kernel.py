@@ -94,6 +94,9 @@ class SqlKernel:
             self._called.settle()
         self._to = None
 
+    def sync(self) -> None:
+        self._state.sync()
+
     def rollback(self) -> None:
         self._state.rollback()
         self._to = None

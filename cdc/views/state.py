@@ -2,6 +2,8 @@
 
 - **Two versions.** ``begin`` … ``commit`` is one transaction of the store. Until ``commit`` the file holds the state as of the cut before, whatever happens to
   the process; ``KeptRelation.apply`` gives the rows that it replaces, so that a kernel sees both.
+- **A commit does not wait for the disk.** A machine that loses its power may be left with the state of an earlier commit, never with half of one, and what is missing
+  is computed again from the log. Whoever cannot do with less asks for ``sync``.
 - **Rows that come by the many lie beside the store**, in files of columns (``cdc.views.bulk``); what changes of them by the few lies in the store, which says what counts
   of the files. So the first rows of a view are written once, and the store stays small.
 - **What a range costs is by its rows, not by the state's.** The store (SQLite) has an index for the key and one for each slice, and each key that is asked for is
@@ -57,7 +59,7 @@ _FILES: Final = "_files"
 _PRAGMAS: Final[dict[str, str | int]] = {
     "locking_mode": "EXCLUSIVE",
     "journal_mode": "WAL",
-    "synchronous": "FULL",
+    "synchronous": "NORMAL",
     "wal_autocheckpoint": _JOURNAL_PAGES,
     "journal_size_limit": _JOURNAL_PAGES * 4096,
     "cache_size": -PAGES_KB,
@@ -159,15 +161,22 @@ class KernelState:
             self._store.execute("BEGIN IMMEDIATE")
 
     def commit(self, cut: Position) -> None:
-        """Everything since ``begin`` is there durably, as of this cut."""
+        """Everything since ``begin`` is there, as of this cut, whatever happens to the process."""
         with _whole():
             for one in self._relations:
                 one.settle()
             self._store.execute(f"UPDATE {_META} SET cut = ?", [cut])
             self._store.execute("COMMIT")
         self._cut = cut
+        if any(one.files_changed for one in self._relations):
+            self.sync()  # files that an earlier commit counts go now
         for one in self._relations:
             one.settled()
+
+    def sync(self) -> None:
+        """Every commit so far is durable on return. Raises StateFull, StateDamaged."""
+        with _whole():
+            self._store.execute("PRAGMA wal_checkpoint(PASSIVE)").close()
 
     def rollback(self) -> None:
         """Nothing since ``begin`` has happened. Does nothing outside of a transaction, which the store has ended itself where its disk is full."""
@@ -293,6 +302,11 @@ class KeptRelation:
         return self._few + (0 if self._bulk is None else self._bulk.rows)
 
     # --- a transaction's end
+
+    @property
+    def files_changed(self) -> bool:
+        """Since the last commit others count."""
+        return self._appended
 
     def settle(self) -> None:
         """Makes everything durable that the commit to come is to count."""

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 import pyarrow as pa
@@ -81,6 +82,21 @@ def _in_order(one: tuple[tuple[Any, ...], Row]) -> list[tuple[bool, Any]]:
     return [(value is None, value) for value in one[0]]
 
 
+_EARLIER: Final = "earlier"
+"""How the files are named of which a loss of power may leave one in place of the state."""
+
+
+def lose_power(folder: Path, dice: Random) -> None:
+    """Of each state somewhere in this folder there is what an earlier commit has left, or nothing, unless it was synced since."""
+    for state in [one for one in folder.rglob("state") if one.is_file()]:
+        earlier = sorted(state.parent.glob(f"{_EARLIER}*"))
+        if earlier:
+            left = dice.choice(earlier).read_bytes()
+            state.unlink()
+            if left:
+                state.write_bytes(left)
+
+
 class WholeKernel:
     def __init__(self, view: WholeView, file: Path) -> None:
         self._view = view
@@ -90,6 +106,8 @@ class WholeKernel:
         if file.exists():
             self._cut, self._sources = pickle.loads(file.read_bytes())
         self._next: tuple[Position, dict[str, Rows]] | None = None
+        self._unsynced = 0
+        self.sync()
 
     @property
     def cut(self) -> Position:
@@ -122,11 +140,19 @@ class WholeKernel:
 
     def commit(self) -> None:
         assert self._next is not None
+        earlier = self._file.with_name(f"{_EARLIER}{self._unsynced}")
+        earlier.write_bytes(self._file.read_bytes() if self._file.exists() else b"")
+        self._unsynced += 1
         self._cut, self._sources = self._next
         self._next = None
         aside = self._file.with_suffix(".aside")
         aside.write_bytes(pickle.dumps((self._cut, self._sources)))
         aside.replace(self._file)
+
+    def sync(self) -> None:
+        for earlier in self._file.parent.glob(f"{_EARLIER}*"):
+            earlier.unlink()
+        self._unsynced = 0
 
     def rollback(self) -> None:
         self._next = None

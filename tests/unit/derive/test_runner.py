@@ -19,7 +19,7 @@ from cdc.views.contract import StateFull
 from cdc.views.marks import ViewMark
 from tests.faults import points
 from tests.unit.derive.bed import CUSTOMERS, ORDERS, OTHER, VIEW, Bed, bed_in
-from tests.unit.derive.kernels import WholeKernel, WholeView
+from tests.unit.derive.kernels import WholeKernel, WholeView, lose_power
 
 POINTS = (*points.of("derive"), "inbox.take.appended", "inbox.take.marked", "inbox.take.durable")
 
@@ -84,7 +84,7 @@ def reached(bed: Bed) -> ViewMark:
 
 @pytest.mark.parametrize("point", POINTS)
 def test_wherever_a_process_ends_no_change_is_lost_or_doubled(bed: Bed, point: str, seed: int) -> None:
-    """Also where its definition changes in between, and back again."""
+    """Also where its definition changes in between, and back again, and where the machine loses its power."""
     dice = Random(f"{seed} {point}")
     limits = StepLimits(rows=4)
     hits = 0
@@ -100,6 +100,8 @@ def test_wherever_a_process_ends_no_change_is_lost_or_doubled(bed: Bed, point: s
             except Fault:
                 pass
             hits += trap.hit
+        if dice.random() < 0.3:
+            lose_power(bed.folder / "state", dice)
         if life == 3:
             shutil.rmtree(bed.folder / "state")
     with bed.runner(limits=limits) as runner:
@@ -177,6 +179,22 @@ def test_a_state_that_is_ahead_of_the_log_is_thrown_away(bed: Bed, tmp_path: Pat
             runner.begin()
             assert "another history" in runner.why
             assert other.shown() == other.expected()
+
+
+def test_a_machine_that_loses_its_power_behind_a_first_build_leaves_all_of_it(bed: Bed) -> None:
+    """Its pieces are commits, too, and facts that are durable say that there are no more."""
+    bed.commit((CUSTOMERS, Op.INSERT, [{"id": 10 + n, "name": "Ann"} for n in range(20)]))
+    bed.commit((ORDERS, Op.INSERT, [{"id": 10 + n, "customer": 10 + n, "note": "a"} for n in range(20)]))
+    for number in range(5):
+        with bed.runner(limits=StepLimits(rows=1), state=str(number)) as runner:
+            runner.begin()
+            bed.keep_up(runner)
+        lose_power(bed.folder / str(number), Random(number))
+        bed.commit((ORDERS, Op.UPDATE, [{"id": 10 + n, "customer": 10 + n, "note": f"{number}"} for n in range(20)]))
+        with bed.runner(state=str(number)) as runner:
+            runner.begin()
+            bed.keep_up(runner)
+        assert bed.shown() == bed.expected()
 
 
 def test_an_older_state_does_not_catch_up_through_changes_that_were_compacted(bed: Bed, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from decimal import Decimal
 from pathlib import Path
 
@@ -217,3 +218,27 @@ def test_a_full_disk_is_named_and_leaves_the_cut_before(tmp_path: Path) -> None:
         orders.apply(_rows((2, "b", 2, None, None)))
         state.commit(Position(2))
         assert (state.cut, state.kept_rows) == (2, 2)
+
+
+def test_a_loss_of_power_leaves_the_whole_state_of_an_earlier_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is as if the store's journal had never been written since. Files of columns that the earlier state counts must still be there."""
+    monkeypatch.setattr("cdc.views.state.BULK_ROWS", 10)
+    live, left = tmp_path / "live", tmp_path / "left"
+    live.mkdir()
+    many = _rows(*((n, "a", n % 3, None, None) for n in range(30)))
+    shown = {}
+    with KernelState(live, "x") as state:
+        relation = _relation(state)
+        for cut in range(1, 8):
+            state.begin()
+            # The second time the first ones are buried, and go.
+            relation.apply(many if cut in (1, 5) else _rows((cut, "c", cut, None, None)))
+            state.commit(Position(cut))
+            if cut == 3:
+                state.sync()
+            shown[cut] = relation.rows()
+            shutil.rmtree(left, ignore_errors=True)
+            shutil.copytree(live, left, ignore=shutil.ignore_patterns("*-wal", "*-shm"))
+            with KernelState(left, "x") as after:
+                assert after.cut == max(one for one in (1, 3, 5) if one <= cut)
+                assert _relation(after).rows().equals(shown[after.cut])
