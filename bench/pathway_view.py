@@ -1,8 +1,9 @@
 """The peer of ``bench.viewlive``: the same join by pathway, whose engine is native, into the same Redis. For a Python that has pathway and psycopg2.
 
-``python pathway_view.py DSN PORT COMMIT_MS``: reads three tables, and then their changes from a slot of its own (``test_decoding``), until it is ended. Pathway's
-own reader of Postgres needs a licence, so rows come to its engine through Python, as its documentation has it for other sources; and they go to Redis from Python,
-in one pipeline for each of its commits. It keeps nothing on the disk: after an end it begins from the beginning.
+``python pathway_view.py DSN PORT COMMIT_MS [FOLDER]``: reads three tables, and then their changes from a slot of its own (``test_decoding``), until it is ended.
+Pathway's own reader of Postgres needs a licence, so rows come to its engine through Python, as its documentation has it for other sources; and they go to Redis from
+Python, in one pipeline for each of its commits. Without FOLDER it keeps nothing on the disk: after an end it begins from the beginning. With it pathway persists its
+input there, as its documentation recommends for one that goes on.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _CHANGE: Final = re.compile(r"table public\.(\w+): (\w+): (.*)", re.DOTALL)
 def main() -> None:
     import pathway as pw
 
-    dsn, port, commit_ms = sys.argv[1:]
+    dsn, port, commit_ms, *folder = sys.argv[1:]
     subjects = {name: _subject(pw, dsn, name) for name in TABLES}
     customers, products, orders = (
-        pw.io.python.read(subject, schema=_schema(pw, name), autocommit_duration_ms=int(commit_ms))
+        pw.io.python.read(subject, schema=_schema(pw, name), autocommit_duration_ms=int(commit_ms), name=name)
         for name, subject in subjects.items()
     )
     joined = orders.join(customers, orders.customer_id == customers.number).join(products, orders.product_id == products.number)
@@ -42,7 +43,8 @@ def main() -> None:
     changed, ended = _writer(int(port))
     pw.io.subscribe(shown, on_change=changed, on_time_end=ended)
     threading.Thread(target=_stream, args=(dsn, subjects), daemon=True).start()
-    pw.run(monitoring_level=pw.MonitoringLevel.NONE)
+    kept = pw.persistence.Config(pw.persistence.Backend.filesystem(folder[0])) if folder else None
+    pw.run(monitoring_level=pw.MonitoringLevel.NONE, persistence_config=kept)
 
 
 def _schema(pw: Any, table: str) -> Any:

@@ -40,12 +40,11 @@ def paired(ours: list[float], limit: list[float], unit: str, bar: float | None =
     return replace(faster(ours, limit, unit, bar), ratio=_round(median(ratios)))
 
 
-def lower(ours: list[float], limit: float, unit: str) -> Figure:
+def lower(ours: list[float], limit: float, unit: str, bar: float | None = 1.0) -> Figure:
     """Figures where less is better (milliseconds, seconds, megabytes) against a fixed bound."""
     value = median(ours)
-    return Figure(
-        _round(value), unit, _round(limit), _round(limit / value) if value else float("inf"), 1.0, tuple(map(_round, ours))
-    )
+    ratio = _round(limit / value) if value else float("inf")
+    return Figure(_round(value), unit, _round(limit), ratio, bar, tuple(map(_round, ours)))
 
 
 @dataclass(slots=True)

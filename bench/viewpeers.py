@@ -77,22 +77,33 @@ class Materialized:
 
 
 @contextmanager
-def pathway(python: Path, folder: Path, dsn: str, valkey: Valkey, rows: int, commit_ms: int) -> Iterator[Usage]:
-    """The same view by pathway, from where Redis, which is emptied before, has all its rows on."""
+def pathway(
+    python: Path, folder: Path, dsn: str, valkey: Valkey, rows: int, commit_ms: int, kept: Path | None = None
+) -> Iterator[Usage]:
+    """The same view by pathway, from where Redis, which is emptied before, has all its rows on. ``kept``: the folder in which it persists its input."""
     cache = redis.Redis(port=valkey.port)
     cache.flushall()
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("select pg_create_logical_replication_slot(%s, 'test_decoding')", (SLOT,))
     script = Path(__file__).parent / "pathway_view.py"
     said = folder / "pathway.log"
+    given = [dsn, str(valkey.port), str(commit_ms), *([str(kept)] if kept else [])]
     with said.open("wb") as out:
-        started = subprocess.Popen([str(python), str(script), dsn, str(valkey.port), str(commit_ms)], stdout=out, stderr=out)
+        started = subprocess.Popen([str(python), str(script), *given], stdout=out, stderr=out)
     try:
         wait_for(lambda: _alive(started, said) and cache.dbsize() >= rows, LOAD_S, "pathway's first build")
         yield Usage(psutil.Process(started.pid))
     finally:
         started.kill()
         started.wait()
+        _drop_slot(dsn)
+
+
+def _drop_slot(dsn: str) -> None:
+    """Once the server has noticed that nobody reads from it any more."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        free = "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s and not active"
+        wait_for(lambda: connection.execute(free, (SLOT,)).rowcount == 1, 60, "the end of pathway's slot")
 
 
 def _alive(started: subprocess.Popen[bytes], said: Path) -> bool:

@@ -12,6 +12,10 @@ class Clock(Protocol):
 
     def monotonic(self) -> float: ...
 
+    def worked(self) -> float:
+        """Seconds of a core that this thread has had."""
+        ...
+
     def wait(self, stop: threading.Event, seconds: float) -> bool:
         """Returns after so long, or as soon as ``stop`` is set; whether it is."""
         ...
@@ -20,6 +24,9 @@ class Clock(Protocol):
 class _Machine:
     def monotonic(self) -> float:
         return time.monotonic()
+
+    def worked(self) -> float:
+        return time.thread_time()
 
     def wait(self, stop: threading.Event, seconds: float) -> bool:
         return stop.wait(seconds)

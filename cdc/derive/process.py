@@ -25,9 +25,9 @@ from cdc.state import status, stops
 
 LOOK_S: Final = 0.5
 """Whatever a view waits for is looked at so often."""
-PUMP_S: Final = (0.002, 0.02)
+PUMP_S: Final = (0.001, 0.02)
 """How often a group that waits in the inbox is looked at: at first, and after a while."""
-REST_S_MAX: Final = 0.03
+REST_S_MAX: Final = 0.01
 """After a step that took t, the next one comes t later, and this at most: so what a small group costs is shared by more changes."""
 
 _log = structlog.get_logger("views")

@@ -71,12 +71,12 @@ class Ingest:
         """Takes what has come, once. Raises as ``run`` does."""
         taken = self._wire.take(0.0 if self._handed_over else TAKE_S)
         if len(taken):
-            began = self._clock.monotonic()
+            began = self._clock.worked()
             block = self._torn.join(taken, self._wire.behind)
             if block is not None:
                 self._consume(block)
             if len(taken) < SMALL_BYTES:
-                self._intake.rest(self._stop, PACE.rest_s(self._clock.monotonic() - began))
+                self._intake.rest(self._stop, PACE.rest_s(self._clock.worked() - began))
         self._feed.check()
         self._record_idle(force=False)
         # One group, and then the source's changes come first again.

@@ -41,7 +41,7 @@ from sinks.sparksession import use_session
 REST: Final = 3.0
 """After a small range that took t a store's thread rests for 3 t, so that steady traffic takes a quarter of a core at most."""
 REST_S_MAX: Final = 0.03
-INTERVAL_S: Final = 0.04
+INTERVAL_S: Final = 0.02
 """… and two small ranges of a store never begin closer together than this, or than its own interval of commits."""
 _POLL_S: Final = 0.5
 _QUERY_POLL_S: Final = 0.1

@@ -12,5 +12,8 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    def worked(self) -> float:
+        return self.now
+
     def wait(self, stop: Event, seconds: float) -> bool:  # noqa: ARG002
         return stop.is_set()

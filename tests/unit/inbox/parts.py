@@ -60,6 +60,9 @@ class Ticking:
         self._now += 2 * LOOK_S
         return self._now
 
+    def worked(self) -> float:
+        return self._now
+
     def wait(self, stop: threading.Event, seconds: float) -> bool:  # noqa: ARG002
         return stop.is_set()
 
