@@ -105,28 +105,33 @@ class Stage:
             self.kernel.rollback()
             again = self.kernel.advance(deltas, Position(self.cut))
             # As texts: NaN is not equal to itself.
-            assert self._held(again.rows) == self._held(delta.rows), "the second time another answer"
+            assert self.held(again.rows) == self.held(delta.rows), "the second time another answer"
             assert again.gone.equals(delta.gone), "the second time other keys are gone"
         self._show(delta)
         self.kernel.commit()
         if self._folder is not None and rng.random() < 0.15:
             self.restart()
-        theirs = sorted(self._texts(self.definition.sql, list(self.definition.columns)), key=repr)
-        ours = self._held(self.kernel.rows())
+        theirs = self.answer()
+        ours = self.held(self.kernel.rows())
         assert sorted(ours, key=repr) == theirs, difference(ours, theirs)
         assert sorted(self.shown.values(), key=repr) == theirs, "the deltas add up to something else"
 
+    def answer(self) -> list[Texts]:
+        """What Postgres answers to the view's SQL now, in some order that equal answers share."""
+        return sorted(self._texts(self.definition.sql, list(self.definition.columns)), key=repr)
+
     def _show(self, delta: Delta) -> None:
         key = [list(self.definition.columns).index(one) for one in self.definition.key]
-        for gone in self._held(delta.gone, self.definition.key):
+        for gone in self.held(delta.gone, self.definition.key):
             assert gone in self.shown, "a key is gone that was not there"
             del self.shown[gone]
-        for row in self._held(delta.rows):
+        for row in self.held(delta.rows):
             name = tuple(row[number] for number in key)
             assert self.shown.get(name) != row, "an equal row is in the delta"
             self.shown[name] = row
 
-    def _held(self, rows: pa.Table, names: Sequence[str] = ()) -> list[Texts]:
+    def held(self, rows: pa.Table, names: Sequence[str] = ()) -> list[Texts]:
+        """The view's rows as Postgres would write them."""
         names = names or list(self.definition.columns)
         types = {one.name: one.type for one in self.definition.fields}
         exact = rows.column(EXACT).to_pylist() if EXACT in rows.column_names else [None] * rows.num_rows
