@@ -76,7 +76,15 @@ def _configuration(given: Invocation) -> Configuration | Handed:
     handed = os.environ.get(VARIABLE)
     if handed is not None and PARENT_VARIABLE in os.environ:
         return Handed(int(handed), given.config, options_model)
-    return Configuration(given.config, options_model)
+    return Configuration(given.config, options_model, views_said=_views_said)
+
+
+def _views_said(settings: Settings) -> Mapping[str, str]:
+    if not settings.views:
+        return {}  # without a look at all that is needed for views
+    from cdc.derive.declarations import said_of_views
+
+    return said_of_views(settings)
 
 
 def _allow_many_files() -> None:

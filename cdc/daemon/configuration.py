@@ -1,8 +1,11 @@
 """The configuration that `cdc run` goes by, and what becomes of a ``cdc.toml`` that is changed while it runs.
 
-What the file says of stores takes effect at once; all else at the next start, and a file that cannot be used never. So that the daemon's
-processes agree, whenever one of them starts again, the supervisor judges the file and hands what is in force to the others: in a file
+What the file says of stores and of views takes effect at once; all else at the next start, and a file that cannot be used never. So that the
+daemon's processes agree, whenever one of them starts again, the supervisor judges the file and hands what is in force to the others: in a file
 without a name, since a configuration may hold secrets and no second copy of it belongs on a disk.
+
+Views wait for the next start where capture has to know of them first: the first ones of all, since it makes tables without rows known to the log for
+views only, and those whose topics ``source.tables`` selects.
 
 Variables of the environment are those that the daemon was started with.
 """
@@ -13,17 +16,20 @@ import os
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import structlog
 
 from cdc.clock import MACHINE, Clock
 from cdc.errors import ConfigError
+from cdc.model.selection import matches
 from cdc.settings.file import WrittenFile, load, read
+from cdc.settings.implications import own_topics
 from cdc.settings.models import Settings, StoreOptions
+from cdc.settings.views import topic_of
 from cdc.state import jsonfile
 
 VARIABLE: Final = "HEADWATER_CONFIGURATION"
@@ -33,37 +39,74 @@ _NEXT_START: Final = "restart cdc run"
 _NO_VARIABLE: Final = "the environment has no variable"
 
 OptionsModel = Callable[[str], type[StoreOptions]]
+ViewsSaid = Callable[[Settings], Mapping[str, str]]
+"""View → a text that stands for all that the configuration says of it. Raises ConfigError for views that cannot be declared so."""
 _Stamp = tuple[int, int, int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigurationChange:
-    """Names of stores."""
+class NameChanges:
+    """Names in one section."""
 
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
 
+    @classmethod
+    def between(cls, before: Mapping[str, object], now: Mapping[str, object]) -> Self:
+        return cls(
+            added=tuple(name for name in now if name not in before),
+            changed=tuple(name for name in now if name in before and now[name] != before[name]),
+            removed=tuple(name for name in before if name not in now),
+        )
+
+    def words(self) -> str:
+        """Empty where nothing changes."""
+        named = [("added", self.added), ("changed", self.changed), ("removed", self.removed)]
+        return "; ".join(f"{what} {', '.join(names)}" for what, names in named if names)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationChange:
+    """The part of a changed file that takes effect at once. ``views.changed``: also views that are computed from changed ones."""
+
+    stores: NameChanges = NameChanges()
+    views: NameChanges = NameChanges()
+
     def words(self) -> str:
         """One line for the log."""
-        named = [("added", self.added), ("changed", self.changed), ("removed", self.removed)]
-        parts = [f"{what} {', '.join(stores)}" for what, stores in named if stores]
-        return f"stores: {'; '.join(parts)}" if parts else "no store is affected"
+        parts = [
+            f"{section}: {words}" for section, words in (("stores", self.stores.words()), ("views", self.views.words())) if words
+        ]
+        return "; ".join(parts) or "no store and no view is affected"
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """The file as it was: at the start, and when what it says of stores, and of views, came in force. ``said``: of views."""
+
+    begun: str
+    stores: str
+    views: str
+    said: Mapping[str, str]
 
 
 class Configuration:
     """``cdc.toml``, watched. ``settings``, ``problem`` and ``pending`` may be read by any thread; ``look`` is called by one."""
 
-    def __init__(self, path: Path, options_model: OptionsModel, clock: Clock = MACHINE) -> None:
+    def __init__(
+        self, path: Path, options_model: OptionsModel, clock: Clock = MACHINE, *, views_said: ViewsSaid = lambda _: {}
+    ) -> None:
         """Raises ConfigError when the file cannot be used."""
         self._path = path
         self._options_model = options_model
+        self._views_said = views_said
         self._clock = clock
         self._stamp = self._judged = _stamp(path)
         self._looked_at = self._clock.monotonic()
         written = read(path)
-        self._begun = self._stores = written.text
         self._settings_begun = self.settings = load(path, options_model, written=written)
+        self._texts = _Texts(written.text, written.text, written.text, views_said(self.settings))
         self.problem: str | None = None
         """Why the file as it is now cannot be used, with what helps."""
         self.pending: tuple[str, ...] = ()
@@ -87,32 +130,46 @@ class Configuration:
 
     def encoded(self) -> bytes:
         """The configuration in force, for ``Handed``."""
-        return jsonfile.encode({"begun": self._begun, "stores": self._stores}).encode()
+        texts = self._texts
+        return jsonfile.encode({"begun": texts.begun, "stores": texts.stores, "views": texts.views}).encode()
 
     def _take(self, changed: bool) -> ConfigurationChange | None:
         log = structlog.get_logger(self._path.name)
         try:
             written = read(self._path)
             found = load(self._path, self._options_model, written=written)
+            said = self._views_said(found)
         except ConfigError as error:
             before, self.problem = self.problem, _unusable(self._path, error)
             if changed or self.problem != before:
                 log.error(self.problem)
             return None
         self.problem = None
-        self.pending = tuple(self._pending(written.text, found))
-        change = _change(self.settings.stores, found.stores)
-        self._stores = written.text
+        texts, views = self._texts, self.settings.views
+        self._texts = replace(texts, stores=written.text)
+        at_once = self._settings_begun.views == found.views or self._views_at_once(found)
+        if at_once:
+            views = found.views
+            self._texts = replace(self._texts, views=written.text, said=said)
+        self.pending = tuple(self._pending(written.text, found, but=("stores", "views") if at_once else ("stores",)))
+        change = ConfigurationChange(
+            NameChanges.between(self.settings.stores, found.stores), NameChanges.between(texts.said, self._texts.said)
+        )
         log.info(f"was changed; {change.words()}")
         for line in self.pending:
             log.warning(line)
         if change == ConfigurationChange():
             return None
-        self.settings = self._settings_begun.model_copy(update={"stores": found.stores})
+        self.settings = self._settings_begun.model_copy(update={"stores": found.stores, "views": views})
         return change
 
-    def _pending(self, text: str, found: Settings) -> Iterator[str]:
-        names = list(_differing(tomllib.loads(self._begun), tomllib.loads(text), self._settings_begun, found))
+    def _views_at_once(self, found: Settings) -> bool:
+        begun = self._settings_begun
+        new = [topic_of(name) for name in found.views if name not in begun.views]
+        return bool(begun.views) and not any(matches(own_topics(begun), topic) for topic in new)
+
+    def _pending(self, text: str, found: Settings, *, but: Collection[str]) -> Iterator[str]:
+        names = list(_differing(tomllib.loads(self._texts.begun), tomllib.loads(text), self._settings_begun, found, but))
         if names:
             yield f"{self._path}: {', '.join(names)} {'takes' if len(names) == 1 else 'take'} effect at the next start → {_NEXT_START}"
 
@@ -176,22 +233,17 @@ class Handed:
             return False
         begun = load(self._path, self._options_model, written=WrittenFile(told["begun"]))
         stores = load(self._path, self._options_model, written=WrittenFile(told["stores"])).stores
-        self.settings = begun.model_copy(update={"stores": stores})
+        views = load(self._path, self._options_model, written=WrittenFile(told["views"])).views
+        self.settings = begun.model_copy(update={"stores": stores, "views": views})
         self._seen, self._problem = content, None
         return True
 
 
-def _change(before: Mapping[str, StoreOptions], now: Mapping[str, StoreOptions]) -> ConfigurationChange:
-    return ConfigurationChange(
-        added=tuple(name for name in now if name not in before),
-        changed=tuple(name for name in now if name in before and now[name] != before[name]),
-        removed=tuple(name for name in before if name not in now),
-    )
-
-
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any], begun: Settings, found: Settings) -> Iterator[str]:
-    """The keys, but those of stores, at which the two files differ in what they mean."""
-    for key in sorted((before.keys() | now.keys()) - {"stores"}):
+def _differing(
+    before: Mapping[str, Any], now: Mapping[str, Any], begun: Settings, found: Settings, but: Collection[str]
+) -> Iterator[str]:
+    """The keys, but those of some sections, at which the two files differ in what they mean."""
+    for key in sorted((before.keys() | now.keys()) - set(but)):
         if getattr(begun, key) == getattr(found, key):
             continue
         old, new = before.get(key, {}), now.get(key, {})

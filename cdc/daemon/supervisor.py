@@ -23,7 +23,7 @@ import structlog
 
 from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
-from cdc.daemon.configuration import VARIABLE, Configuration, Handout
+from cdc.daemon.configuration import VARIABLE, Configuration, Handout, NameChanges
 from cdc.diskspace import described
 from cdc.errors import ConfigError, Stopped
 from cdc.settings.models import Settings
@@ -102,6 +102,8 @@ class Child:
     """The stop states that were held when it was last looked at."""
     retired: bool = False
     """There is nothing left for it to do: it ends, and does not start again."""
+    renewed: bool = False
+    """It ends, and starts again at once with what the configuration says now."""
     terminated: bool = False
 
 
@@ -116,13 +118,15 @@ class Supervisor:
         listen: str | None = None,
         configuration: Configuration | None = None,
         followers: Callable[[], Child] | None = None,
+        view: Callable[[str], Child] | None = None,
         clock: Clock = MACHINE,
     ) -> None:
-        """``configuration`` is watched. ``followers`` makes the child that follows its stores, when there are some again."""
+        """``configuration`` is watched. ``followers`` makes the child that follows its stores, when there are some again; ``view`` that of a view."""
         self._run_dir = run_dir
         self._children = list(children)
         self._configuration = configuration
         self._followers = followers
+        self._view = view
         self._clock = clock
         self._handout = Handout(configuration) if configuration is not None else None
         self._status = SupervisorStatus(os.getpid(), listen=listen)
@@ -154,7 +158,21 @@ class Supervisor:
         self._status.notes = list(self._configuration.pending)
         if change is not None:
             self._handout.write()
+            self._adapt_views(change.views)
             self._adapt(self._configuration.settings)
+
+    def _adapt_views(self, change: NameChanges) -> None:
+        """Each has a process of its own, which reads what is said of it when it starts."""
+        children = {child.status.name: child for child in self._children}
+        for name in change.removed:
+            children[status.view_part(name)].retired = True
+        for name in (*change.changed, *change.added):
+            child = children.get(status.view_part(name))
+            if child is not None:  # one that is added again may still be ending
+                child.retired, child.renewed = False, child.process is not None
+                child.again_at, child.failures = 0.0, 0
+            elif self._view is not None:
+                self._children.append(self._view(name))
 
     def _adapt(self, settings: Settings) -> None:
         """The followers' process takes the change in by itself; it may have to be started for it, or to end."""
@@ -191,7 +209,7 @@ class Supervisor:
                 self._start(child)
         elif child.process.poll() is not None:
             self._ended(child, child.process.returncode)
-        elif child.retired and not child.terminated:
+        elif (child.retired or child.renewed) and not child.terminated:
             child.terminated = True
             child.process.terminate()
 
@@ -244,7 +262,10 @@ class Supervisor:
         child.status.restarts += 1 if step.delay_s is not None else 0
         facts = {"process": child.status.name, "exit_code": code, "state": step.state, "held": sorted(held)}
         if child.retired:
-            _log.info(f"{child.status.name} ended, as there is no store to follow", facts=facts)
+            _log.info(f"{child.status.name} ended, as the configuration has nothing for it to do any more", facts=facts)
+        elif child.renewed:
+            child.renewed, child.failures, child.again_at = False, 0, 0.0
+            _log.info(f"{child.status.name} ended, and starts again with what the configuration says now", facts=facts)
         else:
             _log.warning(in_words(child.status.name, code, lived_s, step, held), facts=facts)
         self._write(force=True)
@@ -303,17 +324,19 @@ def supervise(configuration: Configuration, config: Path, stop: threading.Event,
     """
     run_dir = configuration.settings.run_dir
 
+    def view_child(name: str) -> Child:
+        part = status.view_part(name)
+        return Child(ProcessStatus(part), [*command, f"view:{name}"], frozenset({part}))
+
     def followers() -> Child:
         return Child(ProcessStatus(FOLLOWERS), [*command, "follow:*"], parts_of(configuration.settings))
 
     command = [sys.executable, "-m", "cdc", "--config", str(config), *(["--debug"] if debug else []), "run", "--only"]
     children = [Child(ProcessStatus("capture"), [*command, "capture"], frozenset({"capture"}))]
-    for view in configuration.settings.views:
-        part = status.view_part(view)
-        children.append(Child(ProcessStatus(part), [*command, f"view:{view}"], frozenset({part})))
+    children += map(view_child, configuration.settings.views)
     if configuration.settings.stores:
         children.append(followers())
-    Supervisor(run_dir, children, listen=listen, configuration=configuration, followers=followers).run(stop)
+    Supervisor(run_dir, children, listen=listen, configuration=configuration, followers=followers, view=view_child).run(stop)
     return 0
 
 

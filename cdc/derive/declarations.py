@@ -48,6 +48,17 @@ def declared_views(settings: Settings) -> Mapping[str, SqlView]:
     }
 
 
+def said_of_views(settings: Settings) -> Mapping[str, str]:
+    """View → a text that stands for all that the configuration says of it, and of the views that it is computed from. Raises ConfigError as ``declared_views``."""
+    declared = declared_views(settings)
+
+    def below(name: str) -> set[str]:
+        return {name}.union(*(below(one.name) for one in declared[name].views.values()))
+
+    said = {name: view.model_dump_json() for name, view in settings.views.items()}
+    return {name: json.dumps({one: said[one] for one in sorted(below(name))}) for name in declared}
+
+
 def _declared(name: str, view: View) -> SqlView:
     query = nested_query(name, view) if view.root else NestedQuery(view.sql, ())
     try:

@@ -22,7 +22,7 @@ def _naming(name: str, message: str) -> str:
 
 def ways_on(name: str) -> str:
     """The ways on, for an operator."""
-    return f"with another [views.{name}] restart cdc run, else cdc resume VIEW_REFUSED:{status.view_part(name)}"
+    return f"change [views.{name}] in cdc.toml, or cdc resume VIEW_REFUSED:{status.view_part(name)}"
 
 
 def is_refusal(error: BaseException) -> TypeGuard[Stopped]:

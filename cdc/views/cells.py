@@ -62,3 +62,14 @@ def _values(cells: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if kind in _CAST:
         return pa.array(cells, _CAST[kind]).cast(kind)
     return pa.array(cells, kind) if kind in _OWN else pa.array(cells, _form(kind)).view(kind)
+
+
+def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table's columns of this schema, in its types. Raises KeyError for a missing column, and Arrow's error for a value that has no room."""
+    if table.schema.equals(schema):
+        return table
+    columns = [
+        table.column(one.name) if table.schema.field(one.name).type == one.type else table.column(one.name).cast(one.type)
+        for one in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)

@@ -63,7 +63,7 @@ class Kernel(Protocol):
         ...
 
     def sync(self) -> None:
-        """What was committed survives a loss of power, too. Raises StateFull, StateDamaged."""
+        """Every commit so far survives a loss of power, too. Raises StateFull, StateDamaged."""
         ...
 
     def rollback(self) -> None:

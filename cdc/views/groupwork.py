@@ -5,11 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 
 from cdc.views.aggregates import Finish, of_sums, sliced, where
+from cdc.views.cells import conformed
 from cdc.views.enginesql import engine_type, quoted
 from cdc.views.held import schema_of
 from cdc.views.plan import GroupNode
 from cdc.views.rows import netted
-from cdc.views.state import Replacement, conformed
+from cdc.views.state import Replacement
 from cdc.views.work import Deltas, Maker, asked, nothing, sliced_again
 
 

@@ -9,13 +9,14 @@ import pyarrow as pa
 
 from cdc.model.position import Position
 from cdc.views.calledgroups import CalledGroups
+from cdc.views.cells import conformed
 from cdc.views.contract import Delta
 from cdc.views.definition import ViewDefinition
 from cdc.views.held import released, schema_of
 from cdc.views.operators import Workshop
 from cdc.views.roworder import in_order
 from cdc.views.rows import distinct, netted, without
-from cdc.views.state import KernelState, Replacement, conformed
+from cdc.views.state import KernelState, Replacement
 from cdc.views.work import SLICE, Operator, nothing
 
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from cdc.expressions import MEANINGS, Expression
 from cdc.views.aggregates import ordered
+from cdc.views.cells import conformed
 from cdc.views.enginesql import quoted
 from cdc.views.groupwork import SignedGroups, SlicedGroups
 from cdc.views.hashes import Places
@@ -34,7 +35,7 @@ from cdc.views.plan import (
     UnionNode,
 )
 from cdc.views.rows import beside, joined, netted, present, taken
-from cdc.views.state import KeptRelation, KernelState, Replacement, conformed
+from cdc.views.state import KeptRelation, KernelState, Replacement
 from cdc.views.work import SLICE, Deltas, KeptOperator, Maker, Operator, nothing, sliced_again, touched, untouched
 
 

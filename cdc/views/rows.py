@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from cdc.views.cells import Row, rows_of
+from cdc.views.cells import Row, conformed, rows_of
 from cdc.views.enginesql import quoted
 from cdc.views.hashes import HashRun, Places, agreeing, columns_of, hashed
-from cdc.views.state import KernelState, Replacement, conformed
+from cdc.views.state import KernelState, Replacement
 from cdc.views.syntax import JoinKind
 
 FEW: Final = 5_000

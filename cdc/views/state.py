@@ -29,7 +29,7 @@ import pyarrow as pa
 from cdc.errors import HeadwaterError
 from cdc.model.position import Position
 from cdc.views.bulk import BulkFacts, BulkRows
-from cdc.views.cells import Row, refuse_unknown, rows_of, table_of
+from cdc.views.cells import Row, conformed, refuse_unknown, rows_of, table_of
 from cdc.views.contract import StateDamaged, StateFull
 from cdc.views.enginesql import quoted
 from cdc.views.hashes import NOWHERE, HashRun, Places, agreeing, columns_of, hashed, in_turn, once
@@ -497,14 +497,3 @@ class KeptRelation:
 
 def _is(names: Sequence[str]) -> str:
     return " AND ".join(f"{quoted(one)} IS ?" for one in names)
-
-
-def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table's columns of this schema, in its types. Raises KeyError for a missing column, and Arrow's error for a value that has no room."""
-    if table.schema.equals(schema):
-        return table
-    columns = [
-        table.column(one.name) if table.schema.field(one.name).type == one.type else table.column(one.name).cast(one.type)
-        for one in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)

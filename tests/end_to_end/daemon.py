@@ -97,11 +97,15 @@ class Daemon:
         told = status.read_supervisor(self.folder / "run")
         return told is not None and self._process is not None and told.pid == self._process.pid
 
-    def process(self, name: str) -> status.ProcessStatus:
+    @property
+    def processes(self) -> dict[str, status.ProcessStatus]:
+        """By their names."""
         told = status.read_supervisor(self.folder / "run")
         assert told is not None
-        (found,) = [process for process in told.processes if process.name == name]
-        return found
+        return {process.name: process for process in told.processes}
+
+    def process(self, name: str) -> status.ProcessStatus:
+        return self.processes[name]
 
     def moves_on(self, *stores: str) -> None:
         """Returns once capture has logged something new, and these stores hold it."""

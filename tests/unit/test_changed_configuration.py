@@ -10,8 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from cdc.daemon import configuration as watched
-from cdc.daemon.configuration import Configuration, ConfigurationChange, Handed, Handout
+from cdc.daemon.configuration import Configuration, ConfigurationChange, Handed, Handout, NameChanges
 from cdc.demo.configuration import Value, toml
+from cdc.derive.declarations import said_of_views
 from cdc.errors import ConfigError
 from sinks import options_model
 from tests.sim.clock import Clock
@@ -59,12 +60,12 @@ def test_stores_that_were_added_changed_and_removed_are_named(file: Path) -> Non
     configuration = Configuration(file, options_model)
     assert configuration.look() is None
     rewritten(file, text({"cache": CACHE, "second": CONSOLE}))
-    assert settled(configuration) == ConfigurationChange(added=("second",))
+    assert settled(configuration) == ConfigurationChange(NameChanges(added=("second",)))
     assert list(configuration.settings.stores) == ["cache", "second"]
     rewritten(file, text({"cache": {**CACHE, "key": "order:{id}"}, "second": CONSOLE}))
-    assert settled(configuration) == ConfigurationChange(changed=("cache",))
+    assert settled(configuration) == ConfigurationChange(NameChanges(changed=("cache",)))
     rewritten(file, text({"second": CONSOLE}))
-    assert settled(configuration) == ConfigurationChange(removed=("cache",))
+    assert settled(configuration) == ConfigurationChange(NameChanges(removed=("cache",)))
     assert (configuration.problem, configuration.pending) == (None, ())
     assert configuration.look() is None
 
@@ -81,7 +82,7 @@ def test_it_looks_once_a_second_by_its_clock(file: Path, monkeypatch: pytest.Mon
     assert configuration.look() is None, "somebody may still be writing"
     assert configuration.look() is None, "it does not look at once"
     clock.now += 1
-    assert configuration.look() == ConfigurationChange(added=("second",))
+    assert configuration.look() == ConfigurationChange(NameChanges(added=("second",)))
 
 
 def test_what_means_the_same_changes_nothing(file: Path) -> None:
@@ -139,14 +140,92 @@ def test_all_but_stores_is_put_off_to_the_next_start_and_named(file: Path) -> No
             "dbname=shop", "dbname=other"
         ),
     )
-    assert settled(configuration) == ConfigurationChange(added=("second",))
+    assert settled(configuration) == ConfigurationChange(NameChanges(added=("second",)))
     assert configuration.settings.http.listen == "127.0.0.1:8642"
     [line] = configuration.pending
     assert "http.listen, log.segment_bytes, source.dsn take effect at the next start → restart cdc run" in line
     assert "other" not in line, "a DSN may hold a password"
     rewritten(file, text({"cache": CACHE}))
-    assert settled(configuration) == ConfigurationChange(removed=("second",))
+    assert settled(configuration) == ConfigurationChange(NameChanges(removed=("second",)))
     assert configuration.pending == (), "it says again what it said at the start"
+
+
+ONE: Mapping[str, Value] = {"sql": "select id, status from orders", "key": ["id"]}
+OVER: Mapping[str, Value] = {"sql": "select id from views.one", "key": ["id"]}
+OTHER: Mapping[str, Value] = {**ONE, "sql": "select id, amount from orders"}
+
+
+def with_views(**views: Mapping[str, Value]) -> str:
+    return text({"cache": CACHE}, **{f"views.{name}": view for name, view in views.items()})
+
+
+@pytest.fixture
+def with_two(file: Path) -> Configuration:
+    file.write_text(with_views(one=ONE, over=OVER))
+    return Configuration(file, options_model, views_said=said_of_views)
+
+
+def test_views_take_effect_at_once_and_those_that_are_computed_from_them(file: Path, with_two: Configuration) -> None:
+    rewritten(file, with_views(one=OTHER, over=OVER, third=ONE))
+    assert settled(with_two) == ConfigurationChange(views=NameChanges(added=("third",), changed=("one", "over")))
+    assert (list(with_two.settings.views), with_two.pending) == (["one", "over", "third"], ())
+    rewritten(file, with_views(one=OTHER, over={**OVER, "batch_rows": 10}))
+    assert settled(with_two) == ConfigurationChange(views=NameChanges(changed=("over",), removed=("third",)))
+    rewritten(file, with_views(one=OTHER, over={**OVER, "batch_rows": 10}).replace("cache:6379", "other:6379"))
+    assert settled(with_two) == ConfigurationChange(NameChanges(changed=("cache",)))
+    assert list(with_two.settings.views) == ["one", "over"]
+
+
+@pytest.mark.parametrize(
+    ("views", "problem"),
+    [
+        ({"one": {**ONE, "sql": "select id fro orders"}}, "views.one.sql"),
+        ({"one": {**ONE, "sql": "select id from views.over"}, "over": OVER}, "in a circle"),
+        ({"One": ONE}, "a view's name holds small letters"),
+    ],
+)
+def test_views_that_cannot_be_declared_change_nothing(
+    file: Path, with_two: Configuration, views: Mapping[str, Mapping[str, Value]], problem: str
+) -> None:
+    before = with_two.settings
+    rewritten(file, with_views(**views))
+    assert settled(with_two) is None
+    assert with_two.settings is before
+    assert with_two.problem is not None
+    assert problem in with_two.problem
+    rewritten(file, with_views(one=ONE, over=OVER))
+    assert settled(with_two) is None
+    assert (with_two.problem, with_two.settings.views) == (None, before.views)
+
+
+def test_the_first_views_of_all_wait_for_the_next_start(file: Path) -> None:
+    configuration = Configuration(file, options_model, views_said=said_of_views)
+    rewritten(file, with_views(one=ONE))
+    assert settled(configuration) is None
+    [line] = configuration.pending
+    assert "views.one takes effect at the next start" in line
+    assert not configuration.settings.views
+    rewritten(file, text({"cache": CACHE}))
+    assert settled(configuration) is None
+    assert configuration.pending == ()
+
+
+def test_a_view_whose_topic_would_be_captured_waits_for_the_next_start(file: Path) -> None:
+    """``source.tables`` leaves out the topics of views as they are at the start."""
+
+    def everything(**views: Mapping[str, Value]) -> str:
+        return with_views(**views).replace('dbname=shop"', 'dbname=shop"\ntables = ["*.*"]')
+
+    file.write_text(everything(one=ONE))
+    configuration = Configuration(file, options_model, views_said=said_of_views)
+    rewritten(file, everything(one=OTHER, two=ONE))
+    assert settled(configuration) is None
+    [line] = configuration.pending
+    assert "views.one, views.two take effect at the next start" in line
+    assert configuration.settings.views["one"].sql == ONE["sql"]
+    rewritten(file, everything(one=OTHER))
+    assert settled(configuration) == ConfigurationChange(views=NameChanges(changed=("one",)))
+    assert configuration.pending == ()
 
 
 def test_a_secret_that_comes_after_the_file_that_names_it_is_taken(file: Path) -> None:
@@ -162,7 +241,7 @@ def test_a_secret_that_comes_after_the_file_that_names_it_is_taken(file: Path) -
     secret = file.with_name("second.url")
     secret.touch(0o600)
     secret.write_text("redis://second:6379/0")
-    assert configuration.look() == ConfigurationChange(added=("second",))
+    assert configuration.look() == ConfigurationChange(NameChanges(added=("second",)))
     assert configuration.problem is None
 
 
@@ -176,7 +255,7 @@ def test_rights_that_are_corrected_are_noticed(file: Path) -> None:
     assert configuration.problem is not None
     assert "others may read the file" in configuration.problem
     file.chmod(0o600)
-    assert ConfigurationChange(added=("second",)) in (configuration.look(), configuration.look())
+    assert ConfigurationChange(NameChanges(added=("second",))) in (configuration.look(), configuration.look())
     file.chmod(0o644)
     assert settled(configuration) is None
     assert configuration.problem is not None, "the next start would be refused"
@@ -194,7 +273,7 @@ def test_a_folder_that_is_swapped_behind_a_link_is_noticed(tmp_path: Path) -> No
     configuration = Configuration(tmp_path / "cdc.toml", options_model)
     (tmp_path / "aside").symlink_to("two")
     (tmp_path / "aside").replace(tmp_path / "data")
-    assert settled(configuration) == ConfigurationChange(added=("cachf",), removed=("cache",))
+    assert settled(configuration) == ConfigurationChange(NameChanges(added=("cachf",), removed=("cache",)))
 
 
 def test_a_file_that_somebody_is_writing_to_is_left_alone(file: Path) -> None:
@@ -206,7 +285,7 @@ def test_a_file_that_somebody_is_writing_to_is_left_alone(file: Path) -> None:
     file.write_text(whole)
     assert configuration.look() is None
     assert configuration.problem is None
-    assert configuration.look() == ConfigurationChange(added=("second",))
+    assert configuration.look() == ConfigurationChange(NameChanges(added=("second",)))
 
 
 @pytest.fixture
@@ -240,6 +319,20 @@ def test_a_child_goes_by_what_it_was_handed_and_not_by_the_file(
     now = child.settings
     child.look()
     assert child.settings is now
+
+
+def test_a_child_has_the_views_that_are_in_force(file: Path, request: pytest.FixtureRequest, with_two: Configuration) -> None:
+    made = Handout(with_two)
+    request.addfinalizer(made.close)
+    child = Handed(made.descriptor, file, options_model)
+    rewritten(file, with_views(one=OTHER, over=OVER))
+    assert settled(with_two) is not None
+    rewritten(file, with_views(one=OTHER, over=OVER, twö=ONE))
+    assert settled(with_two) is None
+    made.write()
+    child.look()
+    assert child.settings.views["one"].sql == OTHER["sql"]
+    assert child.settings == with_two.settings
 
 
 def test_a_child_that_looks_while_it_is_written_keeps_what_it_has(

@@ -21,6 +21,7 @@ from cdc.daemon import supervisor as supervise
 from cdc.daemon.configuration import Configuration
 from cdc.daemon.supervisor import BACKOFF_S, REFUSED_RETRY_S, SETTLED_S, Child, Next, Supervisor, alone, next_step
 from cdc.demo.configuration import toml
+from cdc.derive.declarations import said_of_views
 from cdc.errors import ConfigError, Stopped, StopState
 from cdc.state import jsonfile, status, stops
 from cdc.state.status import ProcessStatus
@@ -383,6 +384,51 @@ def test_the_followers_process_comes_and_goes_with_the_stores(tmp_path: Path, mo
         configured(tmp_path)
         until(lambda: processes().keys() == {"capture"})
         assert (processes()["capture"].pid, processes()["capture"].restarts) == (capture, 0)
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_views_process_comes_goes_and_starts_again_with_what_is_said_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are left alone."""
+    monkeypatch.setattr("cdc.daemon.configuration.LOOK_S", 0.05)
+
+    def written(**views: str) -> Path:
+        sections = {f"views.{name}": {"sql": sql, "key": ["id"]} for name, sql in views.items()}
+        aside = tmp_path / "cdc.new"
+        aside.write_text(toml({"": {"run_dir": "."}, "source": {"dsn": "host=127.0.0.1 dbname=d"}, **sections}))
+        return aside.replace(tmp_path / "cdc.toml")
+
+    configuration = Configuration(written(a="select id from t", b="select id from t"), options_model, views_said=said_of_views)
+    begun: list[str] = []
+
+    def view(name: str) -> Child:
+        begun.append(name)
+        return child("import time; time.sleep(600)", f"view-{name}")
+
+    supervisor = Supervisor(tmp_path, [view("a"), view("b")], configuration=configuration, view=view)
+
+    def processes() -> dict[str, int]:
+        told = status.read_supervisor(tmp_path)
+        return {one.name: one.pid for one in told.processes if one.state == "running"} if told is not None else {}
+
+    stop = threading.Event()
+    thread = threading.Thread(target=supervisor.run, args=(stop,))
+    thread.start()
+    try:
+        until(lambda: processes().keys() == {"view-a", "view-b"})
+        first = processes()
+        written(a="select id, x from t", b="select id from t", c="select id from t")
+        until(lambda: processes().keys() == {"view-a", "view-b", "view-c"} and processes()["view-a"] != first["view-a"])
+        assert processes()["view-b"] == first["view-b"]
+        written(b="select id from t")
+        until(lambda: processes() == {"view-b": first["view-b"]})
+        written(b="select id from t", a="select id from t")
+        until(lambda: processes().keys() == {"view-a", "view-b"})
+        assert begun == ["a", "b", "c", "a"]
     finally:
         stop.set()
         thread.join(60)

@@ -109,9 +109,7 @@ def test_what_it_raises_stops_the_view_and_a_corrected_module_is_tried_again(dec
         assert str(stopped.value) == (
             "VIEW_REFUSED: view joined: python = 'bed_functions:last' raised AssertionError at bed_functions.py:5"
         )
-        assert str(stopped.value.hint).startswith(
-            "correct the function; with another [views.joined] restart cdc run, else cdc resume"
-        )
+        assert str(stopped.value.hint).startswith("correct the function; change [views.joined] in cdc.toml, or cdc resume")
         assert list(bed.shown()) == [1]
         before = declare().declaration
         corrected = declare(LAST.replace("assert", "# assert"))
