@@ -66,14 +66,17 @@ def view_findings(settings: Settings, tables: Sequence[Table]) -> Iterator[Findi
     """``tables``: that are captured; none where the source does not tell."""
     if not settings.views:
         return
-    from cdc.derive.declarations import declared_views
+    from cdc.derive.declarations import declared_views, refuse_left
     from cdc.plan.views import without_spark
 
     known = {*topics_of(settings.views), *(table.qualified for table in tables)}
     if tables:
         known |= {table.qualified for table in _logged(settings)}
     try:
-        for name, view in declared_views(settings).items():
+        declared = declared_views(settings)
+        with closing(open_log(settings)) as log:
+            refuse_left(declared, log.topics())
+        for name, view in declared.items():
             missing = [topic for topic in view.topics if tables and topic not in known]
             if missing:
                 hint = near(missing[0], known) or "correct its sql, or let source.tables select the table"

@@ -6,8 +6,8 @@ import gc
 import os
 import resource
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Final
 
 import structlog
@@ -26,6 +26,7 @@ from cdc.state import status, stops
 
 if TYPE_CHECKING:
     from cdc.derive.sourcerows import RowWorkers
+    from cdc.log.contract import Topic
 
 SUPERVISOR_DRAIN_S: Final = CHILDREN_DRAIN_S + 10.0
 """It ends by itself, with 0, after the last child has."""
@@ -84,7 +85,17 @@ def _views_said(settings: Settings) -> Mapping[str, str]:
         return {}  # without a look at all that is needed for views
     from cdc.derive.declarations import said_of_views
 
-    return said_of_views(settings)
+    return said_of_views(settings, _logged(settings))
+
+
+def _logged(settings: Settings) -> Sequence[Topic]:
+    from cdc.commands.invocation import open_log
+
+    try:
+        with closing(open_log(settings)) as log:
+            return log.topics()
+    except HeadwaterError:
+        return ()  # whoever works with the log says why
 
 
 def _allow_many_files() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from cdc.derive.ports import TextTypes
 from cdc.errors import ConfigError
 from cdc.expressions.refusal import PartRefused
 from cdc.inbox.definition import typed
+from cdc.log.contract import Topic
 from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from cdc.settings.functions import load, mark_of
@@ -25,6 +26,7 @@ from cdc.views.definition import ViewDefinition, define
 from cdc.views.groupcall import PYTHON, DeclaredFunction
 from cdc.views.held import released, schema_of
 from cdc.views.kernel import SqlKernel
+from cdc.views.marks import view_of
 from cdc.views.parser import parsed_query
 from cdc.views.rootquery import NestedQuery, nested_query
 from cdc.views.syntax import QuerySyntax, TableName
@@ -48,9 +50,22 @@ def declared_views(settings: Settings) -> Mapping[str, SqlView]:
     }
 
 
-def said_of_views(settings: Settings) -> Mapping[str, str]:
-    """View → a text that stands for all that the configuration says of it, and of the views that it is computed from. Raises ConfigError as ``declared_views``."""
+def refuse_left(declared: Mapping[str, SqlView], logged: Iterable[Topic]) -> None:
+    """Raises ConfigError for a view that reads one that is declared no longer: the topic is still in the log, and nobody would ever change it."""
+    left = {topic_of(name) for topic in logged if (name := view_of(topic.producer)) is not None and name not in declared}
+    for name, one in declared.items():
+        for topic in left.intersection(one.topics):
+            raise ConfigError(
+                f"view {name} reads {topic}, which is declared no longer: its rows would never change",
+                hint=f"declare it again, or take it out of [views.{name}]",
+            )
+
+
+def said_of_views(settings: Settings, logged: Iterable[Topic] = ()) -> Mapping[str, str]:
+    """View → a text that stands for all that the configuration says of it, and of the views that it is computed from. Raises ConfigError as ``declared_views`` and
+    ``refuse_left``."""
     declared = declared_views(settings)
+    refuse_left(declared, logged)
 
     def below(name: str) -> set[str]:
         return {name}.union(*(below(one.name) for one in declared[name].views.values()))

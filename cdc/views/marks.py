@@ -12,12 +12,18 @@ from typing import Final, Self
 
 from cdc.model.position import Position
 
+_OF_VIEWS: Final = "view:"
 _MARK: Final = re.compile(r"([0-9a-f]{32})\.(\d{1,18})-(\d{1,18})(?:#(\d{1,9}))?")
 
 
 def producer_of(view: str) -> str:
     """The producer that brings its changes."""
-    return f"view:{view}"
+    return f"{_OF_VIEWS}{view}"
+
+
+def view_of(producer: str) -> str | None:
+    """The view whose changes it brings; None: it is not one of a view."""
+    return producer.removeprefix(_OF_VIEWS) if producer.startswith(_OF_VIEWS) else None
 
 
 @dataclass(frozen=True, slots=True)

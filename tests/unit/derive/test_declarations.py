@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from cdc.derive.around import StepLimits
-from cdc.derive.declarations import SqlView, declared_views, refuse_circles
+from cdc.derive.declarations import SqlView, declared_views, refuse_circles, said_of_views
 from cdc.derive.runner import ViewRunner
 from cdc.errors import ConfigError, Stopped
 from cdc.model.batch import Op
@@ -57,6 +57,20 @@ def test_views_in_a_circle_are_refused_by_their_names() -> None:
         refuse_circles({"a": ["views.b"], "b": ["views.c"], "c": ["views.b"]})
     with pytest.raises(ConfigError, match="circle: a → a"):
         refuse_circles({"a": ["views.a"]})
+
+
+def test_a_view_of_one_that_was_taken_out_is_refused_and_a_topic_of_somebody_elses_is_not(tmp_path: Path) -> None:
+    over = '[views.over]\nsql = "select id from views.joined"\nkey = ["id"]\n'
+    with bed_in(tmp_path / "bed") as bed, bed.runner() as runner:
+        bed.commit((CUSTOMERS, Op.INSERT, [{"id": 1, "name": "Ann"}]), (ORDERS, Op.INSERT, [{"id": 1, "customer": 1, "note": "a"}]))
+        runner.begin()
+        logged = bed.reader.topics()
+    both = settings(tmp_path, f'[views.joined]\nsql = "{SQL}"\nkey = ["id"]\n{over}')
+    assert list(said_of_views(both, logged)) == ["joined", "over"]
+    alone = settings(tmp_path, over)
+    with pytest.raises(ConfigError, match=r"view over reads views\.joined, which is declared no longer"):
+        said_of_views(alone, logged)
+    assert said_of_views(alone, [replace(one, producer="job") for one in logged])
 
 
 NESTED = """
