@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.model.batch import EXACT, topic_schema
-from cdc.model.topic import TopicField
-from sinks.render.fromtext import exact_column, spelled, typed
+from sinks.render.fromtext import exact_column, retyped
 from sinks.render.rowtext import exact_values
 
 
@@ -22,23 +22,14 @@ def of_their_types(rows: pa.RecordBatch) -> pa.RecordBatch:
     fields = [one for one in schema.fields if one.name in texts and not pa.types.is_string(one.type)]
     if not fields:
         return rows
-    left = {name: dict(zip(one.rows.tolist(), one.texts.to_pylist(), strict=True)) for name, one in texts.items()}
+    left: dict[str, Mapping[int, str]] = {
+        name: dict(zip(one.rows.tolist(), one.texts.to_pylist(), strict=True)) for name, one in texts.items()
+    }
     columns = dict(zip(rows.schema.names, rows.columns, strict=True))
     for field in fields:
         given = left.pop(field.name)
-        said = pa.array([_value(text, field) for text in given.values()], pa.utf8())
-        values, odd = typed(said, field.type)
-        numbers = list(given)
-        at: Mapping[int, int] = {row: number for number, row in enumerate(numbers)}
-        both = pa.concat_arrays([columns[field.name], values])
-        columns[field.name] = both.take(pa.array([len(rows) + at[row] if row in at else row for row in range(len(rows))]))
-        left[field.name] = {numbers[number]: text for number, text in odd.items()}
+        values, odd = retyped(pa.array([given.get(row) for row in range(len(rows))], pa.utf8()), field)
+        columns[field.name] = pc.coalesce(columns[field.name], values)
+        left[field.name] = odd
     columns[EXACT] = exact_column(len(rows), left)
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=rows.schema)
-
-
-def _value(text: str, field: TopicField) -> str | None:
-    found = spelled(text, field)
-    return (
-        None if found is not None and pa.types.is_decimal(field.type) and "Infinity" in found else found
-    )  # a numeric with a scale has none

@@ -29,7 +29,7 @@ from cdc.errors import ConfigError, Stopped
 from cdc.settings.models import Settings
 from cdc.state import status, stops
 from cdc.state.status import ProcessStatus, SupervisorStatus
-from cdc.state.strangers import forget_all_but
+from cdc.state.strangers import forget_all_but, forget_views_but
 
 PARENT_VARIABLE: Final = "HEADWATER_SUPERVISOR_PID"
 """Set in the children's environment, so that each can tie its life to ours."""
@@ -131,6 +131,8 @@ class Supervisor:
     def run(self, stop: threading.Event) -> None:
         """Returns when ``stop`` is set and every child has ended."""
         self._forget_strangers()
+        if self._configuration is not None:
+            forget_views_but(self._run_dir, self._configuration.settings.views)
         try:
             while not stop.is_set():
                 self._look_at_the_configuration()
