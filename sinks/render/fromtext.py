@@ -70,11 +70,12 @@ def retyped(texts: pa.Array, field: TopicField) -> tuple[pa.Array, Mapping[int, 
 
 
 def _value(text: str, field: TopicField) -> str | None:
-    if pa.types.is_time64(field.type):
-        return text if text == "24:00:00" else None
+    kind = field.type
+    if pa.types.is_binary(kind) or (pa.types.is_time64(kind) and ":" not in text):
+        return None
     found = spelled(text, field)
     return (
-        None if found is not None and pa.types.is_decimal(field.type) and "Infinity" in found else found
+        None if found is not None and pa.types.is_decimal(kind) and "Infinity" in found else found
     )  # a numeric with a scale has none
 
 
