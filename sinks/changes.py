@@ -16,6 +16,7 @@ from cdc.model.batch import OP, Op, topic_schema
 from cdc.model.oldrows import taken_apart, with_old_rows
 from cdc.model.topic import TopicSchema
 from sinks.condition import Condition, ReplacedRows
+from sinks.oldvalues import of_their_types
 from sinks.places import ChangesBefore, FormerRows
 
 _UPDATE, _DELETE = int(Op.UPDATE), int(Op.DELETE)
@@ -60,4 +61,4 @@ class ChangesAsked:
         found = np.flatnonzero(asked & (before.numbers >= 0))
         has = np.zeros(len(changes), np.bool_)
         has[found] = True
-        return changes, ReplacedRows(has, before.rows_at(found) if len(found) else None)
+        return changes, ReplacedRows(has, of_their_types(before.rows_at(found)) if len(found) else None)

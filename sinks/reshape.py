@@ -16,7 +16,7 @@ from cdc.model.batch import EXACT, LSN, META_FIELDS, OP, POSITION, TS, Op, topic
 from cdc.model.evolution import differences
 from cdc.model.pgtypes import canonical_text
 from cdc.model.topic import TopicField, TopicSchema
-from sinks.render.fromtext import exact_column, typed
+from sinks.render.fromtext import exact_column, retyped, typed
 from sinks.render.rowtext import exact_values
 
 _BUILD_AGAIN: Final = f"cdc resume {StopState.STORE_REFUSES} --rebuild builds the store again from the log"
@@ -66,15 +66,15 @@ def reshaped(rows: pa.RecordBatch, old: TopicSchema, new: TopicSchema, position:
     """Rows that a store holds, as reads of ``new`` that all stand at the change's position.
 
     rows: canonical text, ``sinks.contract.audit_schema(old)``. Returns a batch in ``topic_batch_schema(new)``. A value that a column's new
-    type cannot hold is kept as exact text; one that is not a value of it is NULL, for the rows of such a change are read again.
+    Arrow type cannot hold is kept as exact text; one that is not a value of it is NULL, for the rows of such a change are read again.
     """
     came_from, count = origins(old, new), rows.num_rows
     columns, exact = [], {}
     for column in new.fields:
         came = came_from[column.name]
         texts = pa.nulls(count, pa.utf8()) if came is None else rows.column(came.name)
-        values, odd = typed(texts, column.type)
-        exact[column.name] = {} if came is not None and _all_hold(column) and came.type != column.type else odd
+        other = came is not None and came.type != column.type
+        values, exact[column.name] = retyped(texts, column) if other else typed(texts, column.type)
         columns.append(values)
     meta = {
         POSITION: pa.array(np.full(count, position, np.int64)),
@@ -84,12 +84,6 @@ def reshaped(rows: pa.RecordBatch, old: TopicSchema, new: TopicSchema, position:
         EXACT: exact_column(count, exact),
     }
     return pa.RecordBatch.from_arrays([*(meta[field.name] for field in META_FIELDS), *columns], schema=topic_batch_schema(new))
-
-
-def _all_hold(column: TopicField) -> bool:
-    """Whether the column's Arrow type holds all that the source has under its type, so that a text beside it can be no value of it."""
-    kind = column.type
-    return any(is_kind(kind) for is_kind in (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_binary))
 
 
 def conformed(batch: pa.RecordBatch, shape: TopicSchema) -> pa.RecordBatch:

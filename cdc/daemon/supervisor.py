@@ -29,7 +29,7 @@ from cdc.errors import ConfigError, Stopped
 from cdc.settings.models import Settings
 from cdc.state import status, stops
 from cdc.state.status import ProcessStatus, SupervisorStatus
-from cdc.state.strangers import forget_all_but
+from cdc.state.strangers import forget_all_but, forget_views_but
 
 PARENT_VARIABLE: Final = "HEADWATER_SUPERVISOR_PID"
 """Set in the children's environment, so that each can tie its life to ours."""
@@ -135,6 +135,7 @@ class Supervisor:
     def run(self, stop: threading.Event) -> None:
         """Returns when ``stop`` is set and every child has ended."""
         self._forget_strangers()
+        self._forget_views()
         try:
             while not stop.is_set():
                 self._look_at_the_configuration()
@@ -194,6 +195,11 @@ class Supervisor:
             return
         forget_all_but(self._run_dir, self._configuration.settings.stores)
 
+    def _forget_views(self) -> None:
+        """Of those that are not (or no longer) in the configuration. One whose process is still ending is forgotten again once it has ended."""
+        if self._configuration is not None:
+            forget_views_but(self._run_dir, self._configuration.settings.views)
+
     def _look_after(self, child: Child) -> None:
         held = self._held(child)
         resumed = bool(child.stopped_for - held)
@@ -201,7 +207,10 @@ class Supervisor:
         if child.process is None:
             if child.retired:
                 self._children.remove(child)
-                self._forget_strangers()
+                if child.status.name == FOLLOWERS:
+                    self._forget_strangers()
+                else:
+                    self._forget_views()
                 return
             if resumed:
                 child.again_at = 0.0

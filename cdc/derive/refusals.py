@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import TypeGuard
+from typing import Final, TypeGuard
 
 from cdc.errors import HeadwaterError, Stopped, StopState
 from cdc.state import status, stops
+
+_GOES_ON: Final = re.compile(r"; generation \d+, which is live, goes on$")
 
 
 def refused(name: str, refusal: HeadwaterError) -> Stopped:
@@ -40,6 +43,11 @@ class NextRefusal:
     def held(self) -> stops.Stop | None:
         """None: there is none, or it was resumed."""
         return stops.held_by(self._run_dir, self._part)
+
+    def refusal(self) -> Stopped | None:
+        """The same as an error, which says nothing of what is live."""
+        stop = self.held()
+        return None if stop is None else Stopped(stop.state, _GOES_ON.sub("", stop.message), hint=stop.hint)
 
     def record(self, stopped: Stopped, live: int) -> stops.Stop:
         """Durable on return. ``live``: the number of the generation that goes on meanwhile."""

@@ -92,8 +92,6 @@ class ViewRunner:
     def _refusal(self) -> NextRefusal:
         return NextRefusal(self._around.run_dir, self.name)
 
-    # --- beginning -----------------------------------------------------------------------------------------------------
-
     def begin(self) -> None:
         """Opens the producer, so that every earlier runner is fenced, and brings state and topic together: with the definition that the topic's rows are of where that
         can be gone on with, else with the declared one.
@@ -208,8 +206,6 @@ class ViewRunner:
         found = output_groups(self._log, self.topic, shown, shown.advance(deltas, mark.cut))
         self._hand_over(found[mark.done :], mark, mark.done)
         shown.commit(history)
-
-    # --- steps ---------------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
         """Takes one range of the log; False: there was none.
@@ -382,13 +378,21 @@ class ViewRunner:
         """Builds the next generation with nothing beside it: the topic stands still until it goes over. ``why``: it is computed, if its state itself does not say it."""
         following = self._next
         assert following is not None
+        refusal = self._generations.refused or self._refusal.refusal()  # it is not tried until somebody resumes it,
+        if refusal is not None and self._generations.former is not None:
+            try:
+                return self._restore(refusal, why)
+            except Stopped as stopped:  # or there is nothing else
+                if stopped is not refusal:
+                    raise
         self._refusal.clear()
-        following.beside, following.suspended = False, None
+        self._generations.refused, following.beside, following.suspended = None, False, None
         try:
             self._go_over(following, why)
         except Stopped as stopped:
             if not is_refusal(stopped):
                 raise
+            self._generations.refused = stopped
             self._restore(stopped, why)
 
     def _go_over(self, following: NextGeneration, why: str) -> None:
@@ -410,7 +414,7 @@ class ViewRunner:
             raise (refusal if is_refusal(stopped) else stopped) from None
         finally:
             self._next = following
-        following.beside, self._generations.former = True, None
+        following.beside, self._generations.former, self._generations.refused = True, None, None
         self._refuse(refusal)
 
     def _swap(self, why: str) -> None:
@@ -471,8 +475,6 @@ class ViewRunner:
             self._hand_over(found.groups, mark, done, redefines=found.redefines)
         elif mark.text != self._handover.mark.to:
             self._handover.deliver(mark.text, "", (), [], HandoverDeadline.within(_NEVER))
-
-    # --- the end -------------------------------------------------------------------------------------------------------
 
     def rows(self) -> pa.Table:
         """The whole view as of its last step."""

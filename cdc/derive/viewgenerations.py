@@ -13,6 +13,7 @@ from cdc.derive.course import LeftState
 from cdc.derive.ports import DeclaredView
 from cdc.derive.statefolder import StateFolder
 from cdc.derive.viewstate import ViewState
+from cdc.errors import Stopped
 from cdc.model.position import Position
 from cdc.state import status
 
@@ -25,6 +26,8 @@ class ViewGenerations:
         self._states: dict[int, ViewState] = {}
         self.former: DeclaredView | None = None
         """The definition that the topic's rows are of, where it is another than the declared one and can be computed again."""
+        self.refused: Stopped | None = None
+        """Why the declared one cannot be kept up, as long as the former one is still to be computed again."""
 
     def look(self) -> None:
         """Closes what is open, and looks again."""

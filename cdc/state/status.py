@@ -26,6 +26,8 @@ VIEW_STATES: Final = ("starting", "waiting", "following", "stopped", "exited", "
 FOLLOWER_STATES: Final = ("starting", "rebuilding", "following", "waiting", "stopped", "exited", "never started")
 PROCESS_STATES: Final = ("starting", "running", "backing-off", "stopped", "refused", "exited")
 FOREIGN: Final = "foreign"
+VIEW: Final = "view-"
+"""Begins the name of a view's part."""
 _GENERATION: Final = "generation-"
 
 _log = structlog.get_logger("status")
@@ -421,9 +423,14 @@ def read_view(run_dir: Path, view: str) -> ViewStatus | None:
     return status
 
 
+def view_parts(run_dir: Path) -> set[str]:
+    """The parts of views that have a status file."""
+    return {path.stem for path in (run_dir / "status").glob(f"{VIEW}*.json")}
+
+
 def view_part(view: str) -> str:
     """The name of a view's process: of its status file, and of its stop states."""
-    return f"view-{view}"
+    return f"{VIEW}{view}"
 
 
 def next_part(view: str) -> str:

@@ -1,4 +1,4 @@
-"""The end of all that ``run_dir`` holds of a store that is no longer configured: none of it may count for one that takes its name later."""
+"""The end of all that ``run_dir`` holds of a store, or a view, that is no longer configured: none of it may count for one that takes its name later."""
 
 from __future__ import annotations
 
@@ -30,3 +30,13 @@ def forget_all_but(run_dir: Path, stores: Collection[str]) -> None:
     stopped = (stop.part.removeprefix(_PREFIX) for stop in stops.held(run_dir) if stop.part.startswith(_PREFIX))
     for store in {*(found.store for found in status.read_followers(run_dir)), *stopped} - set(stores):
         forget(run_dir, store)
+
+
+def forget_views_but(run_dir: Path, views: Collection[str]) -> None:
+    """Removes the stop states of every view but these, those of next generations among them, and its status. What the log has of it stays."""
+    kept = {part for view in views for part in (status.view_part(view), status.next_part(view))}
+    for stop in stops.held(run_dir):
+        if stop.part.startswith(status.VIEW) and stop.part not in kept:
+            stops.clear(run_dir, stop.name)
+    for part in status.view_parts(run_dir) - kept:
+        status.remove(run_dir, part)

@@ -52,6 +52,33 @@ def typed(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mapping[int, st
     return pc.if_else(same, values, pa.scalar(None, kind)), {row: texts[row].as_py() for row in odd}
 
 
+def retyped(texts: pa.Array, field: TopicField) -> tuple[pa.Array, Mapping[int, str]]:
+    """The texts of values of another type as values of this field: as ``typed`` gives them, but in the type's own spelling, as ``7`` is ``7.00``. What is not a
+    value of the type is NULL, and has no text."""
+    kind = field.type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_temporal(kind):
+        with suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return _parsed(texts, kind), {}  # most often all of them are, and then it is fast
+    values, odd = typed(texts, kind)
+    if not odd:
+        return values, {}
+    rows = list(odd)
+    found, left = typed(pa.array([_value(text, field) for text in odd.values()], pa.utf8()), kind)
+    at = dict(zip(rows, range(len(values), len(values) + len(rows)), strict=True))
+    values = pa.concat_arrays([values, found]).take(pa.array([at.get(row, row) for row in range(len(values))], pa.int64()))
+    return values, {rows[number]: text for number, text in left.items()}
+
+
+def _value(text: str, field: TopicField) -> str | None:
+    kind = field.type
+    if pa.types.is_binary(kind) or (pa.types.is_time64(kind) and ":" not in text):
+        return None
+    found = spelled(text, field)
+    return (
+        None if found is not None and pa.types.is_decimal(kind) and "Infinity" in found else found
+    )  # a numeric with a scale has none
+
+
 def spelled(text: str, field: TopicField) -> str | None:
     """The canonical text of a value of this field that somebody wrote in a way of their own; None where the field's type has no such value."""
     kind, plain = field.type, text.strip()

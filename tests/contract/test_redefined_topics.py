@@ -19,7 +19,8 @@ from tests.contract.labs import Lab
 from tests.contract.test_sinks import commit, expect, feed
 from tests.logs import cut
 
-Rows = Sequence[dict[str, Any]]
+Values = dict[str, Any]
+Rows = Sequence[Values]
 BEFORE = pa.schema([("id", pa.int64()), ("place", pa.utf8()), ("amount", pa.utf8())])
 OLD: Rows = [{"id": n, "place": f"p{n % 3}", "amount": "7" if n % 2 else "none"} for n in range(1, 8)]
 RETYPED = pa.schema([("id", pa.int64()), ("place", pa.utf8()), ("amount", pa.decimal128(12, 2))])
@@ -77,3 +78,26 @@ def test_the_store_shows_the_new_rows_and_after_the_way_back_the_former_ones(
     producer.shows(fixed)
     producer.brings(BEFORE, ["id"], OLD)
     producer.shows(OLD)
+
+
+KINDS: Sequence[tuple[pa.DataType, str, str | None]] = (
+    (pa.int64(), "7", "12.50"),
+    (pa.decimal128(12, 2), "12.50", "none"),
+    (pa.float64(), "12.5", ""),
+    (pa.date32(), "2026-11-30", "none"),
+    (pa.date32(), "infinity", None),
+    (pa.timestamp("us", tz="UTC"), "2026-11-30 10:00:00+00", "none"),
+    (pa.bool_(), "t", "none"),
+)
+"""A type, a text that is a value of it, and one that is not."""
+
+
+def test_until_its_rows_come_again_a_value_that_the_new_type_does_not_have_is_null(lab: Lab) -> None:
+    producer, names = Producer(lab, lab.opened()), [f"v{n}" for n in range(len(KINDS))]
+    had: Values = {"id": 1, **{name: one for name, (_, one, _) in zip(names, KINDS, strict=True)}}
+    others: Values = {"id": 2, **{name: one for name, (_, _, one) in zip(names, KINDS, strict=True)}}
+    producer.brings(pa.schema([("id", pa.int64()), *((name, pa.utf8()) for name in names)]), ["id"], [had, others])
+    after = [(name, kind) for name, (kind, _, _) in zip(names, KINDS, strict=True)]
+    comes: Values = {"id": 3, **dict.fromkeys(names)}
+    producer.brings(pa.schema([("id", pa.int64()), *after]), ["id"], [comes])
+    producer.shows([had, {"id": 2, **dict.fromkeys(names)}, comes])

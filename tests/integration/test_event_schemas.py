@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
+import pyarrow as pa
 import pytest
 
 from cdc.embedded.kafka import Kafka
@@ -24,6 +25,7 @@ from tests.contract.rows import ORDERS, batch, order, schema
 from tests.integration.test_event_messages import Stage
 from tests.integration.test_event_streams import PLACED, placed
 from tests.logs import cut
+from tests.redefining import RedefinedTopic
 from tests.registries import RegistryTwin
 
 WIDER = replace(ORDERS, columns=(*ORDERS.columns, Column("place", TEXT, -1, "text")), epoch=ORDERS.epoch)
@@ -94,6 +96,18 @@ def test_a_change_that_readers_cannot_follow_stops_the_store(stage: Stage, twin:
     twin.compatibility[f"{stage.prefix}.public.orders-value"] = "NONE"
     assert stage.follow(**avro(twin)).applied == stage.log.head
     assert [read(twin, one.value())["after"]["note"] for one in stage.messages("public.orders")] == [order(1)["note"], 7]
+
+
+def test_the_row_before_is_of_the_type_that_a_view_s_column_has_now(stage: Stage, twin: RegistryTwin) -> None:
+    topic, more = RedefinedTopic(stage.log), {**avro(twin), "when": "changed(v)"}
+    before, after = (pa.schema([("id", pa.int64()), ("v", kind)]) for kind in (pa.utf8(), pa.int64()))
+    topic.brings(before, ["id"], [{"id": 1, "v": "7"}, {"id": 2, "v": "none"}])
+    topic.brings(after, ["id"], [{"id": 1, "v": 8}, {"id": 2, "v": 8}])
+    twin.compatibility[f"{stage.prefix}.views.v-value"] = "NONE"
+    assert stage.follow(**more).applied == stage.log.head
+    assert not make("bus", stage.options(**more)).letters()
+    found = [read(twin, one.value()) for one in stage.messages("views.v")]
+    assert [(one["before"]["v"], one["after"]["v"]) for one in found] == [(7, 8), (None, 8)]
 
 
 def test_a_value_that_its_schema_cannot_hold_is_a_letter(stage: Stage, twin: RegistryTwin) -> None:

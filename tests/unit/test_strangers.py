@@ -11,8 +11,8 @@ from cdc.log.home import open_reader
 from cdc.model.position import Position
 from cdc.settings.models import StoreOptions
 from cdc.state import approvals, rebuilds, status, stops
-from cdc.state.status import FollowerStatus
-from cdc.state.strangers import forget_all_but
+from cdc.state.status import FollowerStatus, ViewStatus
+from cdc.state.strangers import forget_all_but, forget_views_but
 from sinks import options_model
 
 
@@ -71,3 +71,18 @@ def test_nor_while_nothing_runs(tmp_path: Path) -> None:
     assert held(tmp_path, "cache") == ({}, None, None, None)
     assert None not in held(tmp_path, "other")
     assert stops.held_by(tmp_path, "capture") is not None
+
+
+def test_a_view_that_was_taken_out_is_stopped_no_more(tmp_path: Path) -> None:
+    forget_views_but(tmp_path, ("there",))
+    refused = Stopped(StopState.VIEW_REFUSED, "its column is gone")
+    for view in ("there", "gone"):
+        stops.record(tmp_path, status.view_part(view), refused)
+        stops.record(tmp_path, status.next_part(view), refused)
+        status.write(tmp_path, status.view_part(view), ViewStatus(view, state="stopped"))
+    stops.record(tmp_path, status.next_part("never_began"), refused)
+    others = stops.record(tmp_path, "capture", Stopped(StopState.SLOT_LOST, "gone"))
+    forget_views_but(tmp_path, ("there",))
+    assert {stop.part for stop in stops.held(tmp_path)} == {status.view_part("there"), status.next_part("there"), others.part}
+    assert status.view_parts(tmp_path) == {status.view_part("there")}
+    assert status.read_view(tmp_path, "gone") is None

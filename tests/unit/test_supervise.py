@@ -424,8 +424,10 @@ def test_a_views_process_comes_goes_and_starts_again_with_what_is_said_of_it(
         written(a="select id, x from t", b="select id from t", c="select id from t")
         until(lambda: processes().keys() == {"view-a", "view-b", "view-c"} and processes()["view-a"] != first["view-a"])
         assert processes()["view-b"] == first["view-b"]
+        stops.record(tmp_path, "view-a", Stopped(StopState.VIEW_REFUSED, "as it was defined"))
         written(b="select id from t")
         until(lambda: processes() == {"view-b": first["view-b"]})
+        until(lambda: not stops.held(tmp_path))
         written(b="select id from t", a="select id from t")
         until(lambda: processes().keys() == {"view-a", "view-b"})
         assert begun == ["a", "b", "c", "a"]

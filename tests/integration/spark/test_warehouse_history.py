@@ -28,6 +28,8 @@ from tests.contract.test_marks import bring, step
 from tests.contract.test_rebuild import rebuild
 from tests.integration.capture.running import Capture
 from tests.integration.spark.warehouselab import Ask, ask, lab
+from tests.integration.test_redefined_histories import KEPT as VIEWS
+from tests.integration.test_redefined_histories import MARKED, random_definitions
 from tests.integration.test_sql_history import Model, at
 
 __all__ = ["ask", "lab"]
@@ -269,3 +271,9 @@ def _statement(chance: random.Random) -> str:
         ),
         (6, 6, 2, 4, 1),
     )[0]
+
+
+@pytest.mark.sampled(4)
+def test_a_view_s_topic_that_gets_another_key_or_other_types(lab: Lab, ask: Ask, seed: int) -> None:
+    span = ("valid_from_position", "valid_to_position")
+    random_definitions(lab, random.Random(seed), lambda: ask(*span, table="views/v_history"), {**VIEWS, **MARKED}, 7)
