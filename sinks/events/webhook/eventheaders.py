@@ -40,7 +40,7 @@ def as_headers(written: str | None) -> dict[str, str]:
         text = _text(value)
         header = _name(name, text)
         shown = text if header in _TRACES else quote(text, safe=_VALUE, errors="replace")
-        found[header] = f"{found[header]}, {shown}" if header in found else shown
+        found[header] = ", ".join(filter(None, (found.get(header), shown)))
     length = sum(len(name) + len(value) for name, value in found.items())
     return found if length <= HEADERS_BYTES_MAX else dict(OMITTED)
 

@@ -54,6 +54,7 @@ def test_a_trace_keeps_its_names_and_values() -> None:
 
 def test_names_that_differ_in_case_alone_are_one_header() -> None:
     assert as_headers('{"a": "1", "A": 2, "b": null}') == {"event-a": "1, 2", "event-b": ""}
+    assert as_headers('{"a": "", "A": "", "b": "1", "B": null}') == {"event-a": "", "event-b": "1"}
 
 
 def test_what_is_too_long_is_left_out_and_said() -> None:
