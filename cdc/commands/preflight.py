@@ -25,6 +25,7 @@ from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from cdc.plan.contracts import check_contracts
 from cdc.settings.models import Settings, StoreOptions
+from cdc.settings.sparkoptions import SparkOptions
 from cdc.settings.storetables import mistaken, mistaken_views
 from cdc.settings.views import topics_of
 from cdc.source.aside import find_aside, withheld
@@ -55,6 +56,7 @@ def examine(given: Invocation, *, fix: bool) -> Iterator[Finding]:
         return
     tables = yield from _source(settings, fix=fix)
     yield _java()
+    yield from _cluster(settings.spark)
     yield _disk(settings.log.dir)
     for name in settings.stores:
         yield from _store(settings, name, tables)
@@ -276,6 +278,23 @@ def _java() -> Finding:
     except HeadwaterError as error:
         return Finding("fail", "java", f"Spark's files have no place: {error}", error.hint)
     return Finding("ok", "java", told.splitlines()[0] if told else str(java))
+
+
+def _cluster(spark: SparkOptions) -> Iterator[Finding]:
+    """Whether the master's port answers. What the cluster's machines have, only a session would show."""
+    if not spark.cluster:
+        return
+    from cdc.spark.cluster import unreachable
+
+    silent = unreachable(spark)
+    if silent is not None:
+        yield Finding(
+            "fail", "spark", f"{spark.master} does not answer: {silent}", "see master in [spark], and whether the cluster runs"
+        )
+    elif spark.standalone:
+        yield Finding("ok", "spark", f"{spark.master} answers")
+    else:
+        yield Finding("ok", "spark", f"{spark.master}, which the first session asks")
 
 
 def java_binary() -> Path | None:
