@@ -6,7 +6,7 @@ import os
 import secrets
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -54,20 +54,21 @@ class SparkCluster:
         return f"spark://127.0.0.1:{self.port}"
 
     @property
-    def section(self) -> dict[str, Value]:
-        """``[spark]`` of a cdc.toml."""
-        return {"master": self.url, "secret_file": str(self.secret_file), "driver_memory": "512m"}
-
-    @property
-    def settings(self) -> dict[str, Value]:
-        """``[spark.settings]`` beside it."""
-        java_options = " ".join(
-            ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xms32m", *options_using(archive_path("spark", _class_path()))]
-        )
+    def sections(self) -> dict[str, dict[str, Value]]:
+        """``[spark]`` and ``[spark.settings]`` of a cdc.toml."""
+        java_options = " ".join(_java_options())
         return {
-            '"spark.executor.memory"': f"{EXECUTOR_MB}m",
-            '"spark.executor.cores"': 1,
-            '"spark.executor.extraJavaOptions"': java_options,
+            "spark": {
+                "master": self.url,
+                "secret_file": str(self.secret_file),
+                "driver_memory": "512m",
+                "java_options": java_options,
+            },
+            "spark.settings": {
+                '"spark.executor.memory"': f"{EXECUTOR_MB}m",
+                '"spark.executor.cores"': 1,
+                '"spark.executor.extraJavaOptions"': java_options,
+            },
         }
 
     def start(self, workers: int) -> None:
@@ -92,13 +93,14 @@ class SparkCluster:
 
     def executors(self, worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
         """The processes of a worker that work for a session."""
-        found = []
-        with suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(worker.pid).children():
-                with suppress(psutil.NoSuchProcess):
-                    if "CoarseGrainedExecutorBackend" in " ".join(child.cmdline()):
-                        found.append(child)
-        return found
+        return [one for one in self.all_of(worker) if "CoarseGrainedExecutorBackend" in command(one)]
+
+    def all_of(self, worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
+        """The processes that a worker has started, and theirs."""
+        try:
+            return psutil.Process(worker.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
 
     def said(self) -> str:
         """By the processes that worked for sessions."""
@@ -154,6 +156,14 @@ class SparkCluster:
         return process
 
 
+def command(process: psutil.Process) -> str:
+    """Its command line; empty once it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 @contextmanager
 def spark_cluster(folder: Path, workers: int, cores: int = 1) -> Iterator[SparkCluster]:
     made = SparkCluster(folder, cores)
@@ -162,6 +172,11 @@ def spark_cluster(folder: Path, workers: int, cores: int = 1) -> Iterator[SparkC
         yield made
     finally:
         made.close()
+
+
+def _java_options() -> list[str]:
+    """All of its JVMs live for seconds."""
+    return [*options_using(archive_path("spark", _class_path())), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xms32m"]
 
 
 def _says(log: Path, sign: str) -> bool:

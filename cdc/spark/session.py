@@ -5,14 +5,10 @@ Secrets never enter Spark's configuration: sinks get theirs inside the functions
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +22,7 @@ from cdc.errors import HeadwaterError
 from cdc.settings.sparkoptions import SparkOptions
 from cdc.spark import cluster
 from cdc.spark.causes import place_of
+from cdc.spark.sessionfolder import SessionFolder
 from cdc.state import jsonfile
 from sinks.sparksession import use_session
 
@@ -107,7 +104,7 @@ def session(
     # Workers must be this Python (else they time out), wherever the session was started from.
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYSPARK_PYTHON"] = cluster.python_of(options) if distant else str(worker_python())
-    folder = scratch or _scratch()
+    folder = _own_scratch(scratch)
     builder: Any = SparkSession.builder.appName(app).master(options.master)
     given = {
         **_SETTINGS,
@@ -127,6 +124,22 @@ def session(
     made: SparkSession = _of_a_cluster(builder, options) if distant else builder.getOrCreate()
     made.sparkContext.setLogLevel("ERROR")
     return made
+
+
+_FOLDER: Final[list[SessionFolder]] = []
+"""Of the process's session; at most one."""
+
+
+def _own_scratch(parent: Path | None) -> Path:
+    _leave_scratch()
+    _FOLDER.append(SessionFolder(parent))
+    return _FOLDER[0].path
+
+
+def _leave_scratch() -> None:
+    """Once its JVM has ended."""
+    while _FOLDER:
+        _FOLDER.pop().remove()
 
 
 def _of_this_machine(jars: SparkJars, folder: Path, java_options: str) -> dict[str, str]:
@@ -179,6 +192,7 @@ def _forget(lost: SparkSession) -> None:
     lost.sparkContext._jsc = None
     SparkSession._instantiatedSession = SparkSession._activeSession = None
     SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
+    _leave_scratch()
 
 
 def stop() -> None:
@@ -212,6 +226,7 @@ def _end_jvm(gateway: Any) -> None:
     except subprocess.TimeoutExpired:
         gateway.proc.kill()  # every store is closed: there is nothing left that it could do
         gateway.proc.wait()
+    _leave_scratch()
 
 
 @contextmanager
@@ -232,12 +247,6 @@ def _umask() -> int:
     found = os.umask(0o077)
     os.umask(found)
     return found
-
-
-def _scratch() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="headwater-spark-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 def _catalog(warehouse: Path | None) -> dict[str, str]:
@@ -268,11 +277,7 @@ logger.gateway.level = error
 
 def _log4j(folder: Path) -> Path:
     """Spark says nothing below an error, and no page of a stack trace: those can hold rows."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "headwater-log4j2.properties"
-    if not path.exists() or path.read_text(encoding="utf-8") != _QUIET:
-        aside = folder / f".log4j2-{os.getpid()}-{threading.get_ident()}"
-        with open(jsonfile.create(aside), "w", encoding="utf-8") as file:
-            file.write(_QUIET)
-        aside.replace(path)
+    with open(jsonfile.create(path), "w", encoding="utf-8") as file:
+        file.write(_QUIET)
     return path

@@ -5,26 +5,26 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from random import Random
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-from cdc.demo.configuration import Value, toml
+from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.processes import kill_group, spawn
-from cdc.model.batch import Op
+from cdc.follow.follower import LARGE_ROWS
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.position import Position
+from cdc.settings.file import load
+from sinks import make_sink, options_model
+from tests.integration.spark.traffic import Traffic, assert_equal
+from tests.sparkbuilds import DEADLINE_S, JOINED, ViewProcess, configured, written_bed
 from tests.sparkcluster import SparkCluster, spark_cluster
-from tests.unit.derive.bed import CUSTOMERS, ORDERS, Bed, bed_in
-from tests.unit.inbox.parts import serve_all
+from tests.unit.derive.bed import Bed
 
 pytestmark = pytest.mark.spark
-
-DEADLINE_S: Final = 240.0
-SQL: Final = "select o.id, c.name, o.note from orders o join customers c on c.id = o.customer"
 
 
 @pytest.fixture(scope="module")
@@ -35,66 +35,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 
 @pytest.fixture
 def bed(tmp_path: Path, seed: int) -> Iterator[Bed]:
-    """A log that comes to slices of several tasks."""
-    with bed_in(tmp_path) as found:
-        dice = Random(seed)
-        found.commit((CUSTOMERS, Op.INSERT, [{"id": n, "name": f"n{n}"} for n in range(6)]))
-        for _ in range(30):
-            found.traffic(dice)
-        found.commit((CUSTOMERS, Op.INSERT, [{"id": n, "name": f"n{n}"} for n in range(6)]))
-        found.commit((ORDERS, Op.UPDATE, [{"id": n, "customer": n % 6, "note": f"note {n}"} for n in range(3_000)]))
+    with written_bed(tmp_path, seed) as found:
         yield found
 
 
-def configured(folder: Path, cluster: SparkCluster, more: Mapping[str, Mapping[str, Value]]) -> Path:
-    path = folder / "cdc.toml"
-    path.touch(0o600)
-    sections: dict[str, Mapping[str, Value]] = {
-        "": {"run_dir": str(folder / "run")},
-        "source": {"dsn": "postgresql://nobody@127.0.0.1:9/x"},
-        "log": {"dir": str(folder / "log")},
-        "spark": cluster.section,
-        "spark.settings": cluster.settings,
-        **more,
-    }
-    path.write_text(toml(sections))
-    return path
-
-
-@contextmanager
-def running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = spawn([sys.executable, "-m", "cdc", "--config", str(folder / "cdc.toml"), *arguments], log=folder / "cdc.log")
-    try:
-        yield process
-    finally:
-        kill_group(process)
-
-
-def until(what: Callable[[], Any], process: subprocess.Popen[bytes], folder: Path) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not what():
-        said = (folder / "cdc.log").read_text(errors="replace")[-4000:]
-        assert process.poll() is None, said
-        assert time.monotonic() < deadline, said
-        time.sleep(0.02)
-
-
 def test_a_view_is_built_by_the_workers_of_a_cluster(bed: Bed, cluster: SparkCluster) -> None:
-    configured(bed.folder, cluster, {"views.joined": {"sql": SQL, "key": ["id"], "workers_from_rows": 1}})
+    configured(bed.folder, {**cluster.sections, **JOINED})
     came: set[int] = set()
 
-    def shown() -> bool:
-        came.update(one.pid for one in cluster.executors(cluster.workers[0]))
-        serve_all(bed.inbox)
-        return "views.joined" in {topic.name for topic in bed.reader.topics()} and len(bed.shown()) >= len(bed.of_tables())
+    with ViewProcess(bed).running() as view:
 
-    with running(bed.folder, "run", "--only", "view:joined") as process:
-        until(shown, process, bed.folder)
+        def shown() -> bool:
+            came.update(one.pid for one in cluster.executors(cluster.workers[0]))
+            return view.shows_all()
+
+        view.until(shown)
         assert bed.shown() == bed.of_tables()
-        process.terminate()
-        assert process.wait(60) == 0
-    assert len(came) == 2, "both workers had a part in it"
-    assert not list((bed.folder / "log" / "views" / "joined").glob("g*/scratch/*"))
+        assert view.drain() == 0
+    assert len(came) == 2, "both of its processes had a part in it"
+    assert view.left() == []
 
 
 SCRIPT: Final = """
@@ -125,7 +84,7 @@ stop()
 
 @pytest.mark.sampled(3)
 def test_the_log_is_read_by_the_workers_of_a_cluster_which_log_no_row(bed: Bed, cluster: SparkCluster) -> None:
-    path = configured(bed.folder, cluster, {})
+    path = configured(bed.folder, cluster.sections)
     command = [sys.executable, "-c", SCRIPT, str(path), str(bed.folder / "log"), str(cluster.secret_file)]
     ended = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=DEADLINE_S, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -137,3 +96,62 @@ def test_the_log_is_read_by_the_workers_of_a_cluster_which_log_no_row(bed: Bed, 
     assert secret == "[]"
     assert failed == "True"
     assert "a row has" not in cluster.said()
+
+
+@pytest.mark.slow
+def test_a_large_range_of_a_store_is_written_by_the_workers_of_a_cluster(
+    cluster: SparkCluster, opensearch: OpenSearch, tmp_path: Path, seed: int
+) -> None:
+    traffic = Traffic(tmp_path / "log", seed, truncates=False)
+    traffic.bulk(LARGE_ROWS)  # in one commit: that waits for the workers
+    traffic.close()
+    store = {"kind": "opensearch", "url": opensearch.url, "workers_from_rows": 500}
+    path = configured(tmp_path, {**cluster.sections, "stores.search": store})
+    command = [sys.executable, "-m", "cdc", "--config", str(path), "follow", "search", "--until-caught-up"]
+    process = spawn(command, log=tmp_path / "cdc.log")
+    came: set[int] = set()
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while process.poll() is None:
+            came.update(one.pid for one in cluster.executors(cluster.workers[0]))
+            assert time.monotonic() < deadline, (tmp_path / "cdc.log").read_text()
+            time.sleep(0.05)
+    finally:
+        kill_group(process)
+    assert process.returncode == 0, (tmp_path / "cdc.log").read_text()
+    assert came
+    sink = make_sink("search", load(path, options_model).stores["search"])
+    with closing(EmbeddedLogReader(traffic.folder)) as reader:
+        assert sink.open(reader).position == reader.head().position
+        sink.make_visible()
+        assert_equal(sink, traffic.folder)
+    sink.close()
+
+
+ENDED: Final = """
+import sys
+from pathlib import Path
+from cdc.settings.file import load
+from cdc.spark import session
+from sinks import options_model
+
+options = load(Path(sys.argv[1]), options_model).spark
+first = session.session(options=options, iceberg_sql=False)
+assert session.running() is first
+first.sparkContext._jsc.sc().stop()  # as the master has it done
+assert session.running() is None
+second = session.session(options=options, iceberg_sql=False)
+assert second.range(5).count() == 5
+session.stop()
+assert session.running() is None
+"""
+
+
+@pytest.mark.slow
+def test_a_session_that_the_cluster_has_ended_is_replaced_by_another(cluster: SparkCluster, tmp_path: Path) -> None:
+    """It ends one whose workers cannot be started, say."""
+    path = configured(tmp_path, cluster.sections)
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDED, str(path)], capture_output=True, text=True, encoding="utf-8", timeout=DEADLINE_S, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]

@@ -78,8 +78,10 @@ process.wait()
 assert session.running() is None
 second = session.session(scratch=scratch)
 assert second.range(4).count() == 4
+assert len(list(scratch.iterdir())) == 1
 session.stop()
 assert session.running() is None
+assert not list(scratch.iterdir())
 """
 
 
