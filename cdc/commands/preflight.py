@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -281,11 +282,15 @@ def _java() -> Finding:
 
 
 def _cluster(spark: SparkOptions) -> Iterator[Finding]:
-    """Whether the master's port answers. What the cluster's machines have, only a session would show."""
+    """Whether the workers' Python is here as well, and the master's port answers. What the cluster's machines have, only a session would show."""
     if not spark.cluster:
         return
     from cdc.spark.cluster import unreachable
 
+    if spark.python is not None and shutil.which(spark.python) is None:
+        what = f"python: this machine has no {spark.python}, where Spark plans the workers' tasks"
+        yield Finding("fail", "spark", what, "give the Python with this project's packages one path on all machines")
+        return
     silent = unreachable(spark)
     if silent is not None:
         yield Finding(

@@ -77,7 +77,8 @@ class SparkOptions(Strict):
     bind: str | None = None
     """With a cluster: the address that this process listens on for the workers, where it is not that of `host`, as in a container."""
     python: str | None = None
-    """With a cluster: the workers' Python, which has this project's packages. Left out: the path of the Python that runs `cdc`."""
+    """With a cluster: the workers' Python, which has this project's packages. Spark plans their tasks here with it, so this machine needs one under the same path. Left out: the path
+    of the Python that runs `cdc`."""
     driver_memory: str = "1g"
     """The most heap of Spark's JVM beside a process of `cdc`, at least `512m`. The heap of a cluster's workers is Spark's own setting `spark.executor.memory`."""
     java_options: str = JAVA_OPTIONS

@@ -99,7 +99,8 @@ class WorkerWatch:
     def __init__(self, context: SparkContext, clock: Callable[[], float] = time.monotonic) -> None:
         self._context, self._clock = context, clock
         self._cluster = not is_local(context)
-        self._looked = self._taken = clock()
+        self._looked = clock()
+        self._lacking_since: float | None = None
 
     def check(self) -> None:
         """Raises NoWorkers when there was work for ``WORKERS_S``, and nobody to take it. Asks Spark once a second at most."""
@@ -112,8 +113,10 @@ class WorkerWatch:
         except (Py4JError, OSError):
             return  # whoever waits for the work learns what has become of Spark
         if taken:
-            self._taken = now
-        elif now - self._taken >= WORKERS_S:
+            self._lacking_since = None
+            return
+        self._lacking_since = now if self._lacking_since is None else self._lacking_since
+        if now - self._lacking_since >= WORKERS_S:
             raise NoWorkers(
                 f"the Spark cluster has had no worker for this work for {WORKERS_S:.0f} s",
                 hint="start workers, or let others' work there end; it is tried again by itself",

@@ -168,6 +168,11 @@ def test_a_cluster_that_does_not_answer_is_an_error_and_a_finding(tmp_path: Path
         answering = SparkOptions(master=f"spark://127.0.0.1:1,127.0.0.1:{server.getsockname()[1]}", secret=SecretStr(SECRET))
         (found,) = _cluster(answering)
     assert found.level == "ok"
+    (found,) = _cluster(answering.model_copy(update={"python": str(tmp_path / "python")}))
+    assert (found.level, found.message) == (
+        "fail",
+        f"python: this machine has no {tmp_path / 'python'}, where Spark plans the workers' tasks",
+    )
     assert list(_cluster(SparkOptions())) == []
 
 
@@ -199,9 +204,11 @@ def test_work_that_no_worker_takes_is_given_up(watched: tuple[Any, list[float], 
     context, now, watch = watched
     for workers, jobs in ((0, 1), (2, 1), (0, 1), (0, 0), (0, 1)):
         context.workers, context.jobs = workers, jobs
-        now[0] += 0.9 * cluster.WORKERS_S
+        now[0] += 3 * cluster.WORKERS_S  # for so long nobody asks, as whoever takes the rows has much to do with them
         watch.check()
     now[0] += 0.9 * cluster.WORKERS_S
+    watch.check()
+    now[0] += 0.2 * cluster.WORKERS_S
     with pytest.raises(HeadwaterError, match="has had no worker"):
         watch.check()
 
