@@ -162,9 +162,11 @@ def _of_a_cluster(builder: Any, options: SparkOptions) -> SparkSession:
         cluster.silence(made.sparkContext)
         return made
     except Exception as error:
+        why = place_of(error)
         _end_jvm(_gateway())
+        _forget_classes()
         raise HeadwaterError(
-            f"the Spark cluster at {options.master} gives no session: {place_of(error)}",
+            f"the Spark cluster at {options.master} gives no session: {why}",
             hint="see that it runs, has the secret of [spark], and reaches the host that is named there",
         ) from None
 
@@ -186,13 +188,17 @@ def running() -> SparkSession | None:
 
 
 def _forget(lost: SparkSession) -> None:
+    lost.sparkContext._jsc = None
+    _forget_classes()
+    _leave_scratch()
+
+
+def _forget_classes() -> None:
     """PySpark keeps what belongs to a JVM in its classes, and would hand out the one that has ended."""
     from pyspark import SparkContext
 
-    lost.sparkContext._jsc = None
     SparkSession._instantiatedSession = SparkSession._activeSession = None
     SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
-    _leave_scratch()
 
 
 def stop() -> None:

@@ -131,11 +131,18 @@ def test_a_large_range_of_a_store_is_written_by_the_workers_of_a_cluster(
 ENDED: Final = """
 import sys
 from pathlib import Path
+from pydantic import SecretStr
+from cdc.errors import HeadwaterError
 from cdc.settings.file import load
 from cdc.spark import session
 from sinks import options_model
 
 options = load(Path(sys.argv[1]), options_model).spark
+try:
+    session.session(options=options.model_copy(update={"secret": SecretStr("x" * 32)}), iceberg_sql=False)
+except HeadwaterError as error:
+    print(error.line())
+assert session.running() is None
 first = session.session(options=options, iceberg_sql=False)
 assert session.running() is first
 first.sparkContext._jsc.sc().stop()  # as the master has it done
@@ -148,10 +155,11 @@ assert session.running() is None
 
 
 @pytest.mark.slow
-def test_a_session_that_the_cluster_has_ended_is_replaced_by_another(cluster: SparkCluster, tmp_path: Path) -> None:
-    """It ends one whose workers cannot be started, say."""
+def test_a_session_that_the_cluster_refuses_or_has_ended_is_followed_by_another(cluster: SparkCluster, tmp_path: Path) -> None:
+    """It refuses one of another secret, and ends one whose workers cannot be started, say."""
     path = configured(tmp_path, cluster.sections)
     ended = subprocess.run(
         [sys.executable, "-c", ENDED, str(path)], capture_output=True, text=True, encoding="utf-8", timeout=DEADLINE_S, check=False
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
+    assert f"the Spark cluster at {cluster.url} gives no session: " in ended.stdout
