@@ -31,10 +31,11 @@ Rows = Callable[[str], Iterator[pa.Table]]
 
 def measure(folder: Path, definition: ViewDefinition, sql: str, rows: Rows, count: int, runs: int, memory: str) -> Figure:
     """Rows of the largest table for each second of CPU. ``rows``: a topic's, in pieces. ``sql``: the same in Spark's SQL."""
+    from cdc.settings.sparkoptions import SparkOptions
     from cdc.spark import session as sessions
 
     files = {topic: _written(folder / f"{topic}.parquet", rows(topic)) for topic in definition.reads}
-    session = sessions.session(driver_memory="2g", settings={"spark.driver.extraJavaOptions": _JVM})
+    session = sessions.session(options=SparkOptions(driver_memory="2g"), settings={"spark.driver.extraJavaOptions": _JVM})
     jvm = next(one for one in _children() if b"java" in Path(f"/proc/{one}/cmdline").read_bytes())
     try:
         for topic, path in files.items():

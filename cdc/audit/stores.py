@@ -229,7 +229,7 @@ def _spark(settings: Settings, name: str) -> AbstractContextManager[None]:
         return nullcontext()
     from cdc.spark import session
 
-    return session.lent("audit", settings.run_dir)
+    return session.lent("audit", settings.run_dir, settings.spark)
 
 
 def _caught_up(settings: Settings, reader: HeldLog, sink: Sink, timeout_s: float) -> CaughtUp:

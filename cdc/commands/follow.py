@@ -48,7 +48,7 @@ def follow(
             {name: options},
             until_caught_up=until_caught_up,
             stop=stop,
-            contracts=settings.contracts,
+            settings=settings,
             ports=ports,
         )
     raise typer.Exit(code)

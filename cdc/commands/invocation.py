@@ -98,5 +98,5 @@ def generations(settings: Settings, name: str) -> Iterator[Generations]:
         if traits_of(options).needs_spark:
             from cdc.spark import session
 
-            stack.enter_context(session.lent("generations", settings.run_dir))
+            stack.enter_context(session.lent("generations", settings.run_dir, settings.spark))
         yield found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from cdc.plan.contracts import check_contracts
 from cdc.settings.models import Settings, StoreOptions
+from cdc.settings.sparkoptions import SparkOptions
 from cdc.settings.storetables import mistaken, mistaken_views
 from cdc.settings.views import topics_of
 from cdc.source.aside import find_aside, withheld
@@ -55,6 +57,7 @@ def examine(given: Invocation, *, fix: bool) -> Iterator[Finding]:
         return
     tables = yield from _source(settings, fix=fix)
     yield _java()
+    yield from _cluster(settings.spark)
     yield _disk(settings.log.dir)
     for name in settings.stores:
         yield from _store(settings, name, tables)
@@ -279,6 +282,27 @@ def _java() -> Finding:
     except HeadwaterError as error:
         return Finding("fail", "java", f"Spark's files have no place: {error}", error.hint)
     return Finding("ok", "java", told.splitlines()[0] if told else str(java))
+
+
+def _cluster(spark: SparkOptions) -> Iterator[Finding]:
+    """Whether the workers' Python is here as well, and the master's port answers. What the cluster's machines have, only a session would show."""
+    if not spark.cluster:
+        return
+    from cdc.spark.cluster import unreachable
+
+    if spark.python is not None and shutil.which(spark.python) is None:
+        what = f"python: this machine has no {spark.python}, where Spark plans the workers' tasks"
+        yield Finding("fail", "spark", what, "give the Python with this project's packages one path on all machines")
+        return
+    silent = unreachable(spark)
+    if silent is not None:
+        yield Finding(
+            "fail", "spark", f"{spark.master} does not answer: {silent}", "see master in [spark], and whether the cluster runs"
+        )
+    elif spark.standalone:
+        yield Finding("ok", "spark", f"{spark.master} answers")
+    else:
+        yield Finding("ok", "spark", f"{spark.master}, which the first session asks")
 
 
 def java_binary() -> Path | None:

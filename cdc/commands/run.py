@@ -167,7 +167,7 @@ def _row_workers(settings: Settings, name: str, from_rows: int) -> RowWorkers | 
         return None
     from cdc.spark.viewrows import ViewRowWorkers
 
-    return ViewRowWorkers(settings.log.dir, settings.run_dir / "spark" / status.view_part(name), from_rows)
+    return ViewRowWorkers(settings.log.dir, settings.run_dir / "spark" / status.view_part(name), from_rows, settings.spark)
 
 
 def _followers(configuration: Configuration | Handed, name: str, stop: threading.Event) -> int:
@@ -182,7 +182,14 @@ def _followers(configuration: Configuration | Handed, name: str, stop: threading
     wanted = Wanted(configuration, name)
     stores = wanted()
     with _auditing(settings, wanted), _feeding(settings, wanted):
-        return run_followers(settings.log.dir, settings.run_dir, stores, stop=stop, contracts=settings.contracts, wanted=wanted)
+        return run_followers(
+            settings.log.dir,
+            settings.run_dir,
+            stores,
+            stop=stop,
+            settings=settings,
+            wanted=wanted,
+        )
 
 
 @contextmanager

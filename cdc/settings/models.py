@@ -12,6 +12,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from cdc.model.display import AsRules
 from cdc.model.selection import Qualified, matches
 from cdc.settings.outbox import Outbox
+from cdc.settings.sparkoptions import SparkOptions
 from cdc.settings.strict import Strict
 from cdc.settings.tableoptions import Patterns, StoreTables, TableOptions
 from cdc.settings.tier import Tier
@@ -415,5 +416,6 @@ class Settings(Strict):
     """A table into which services write events, each in its own transaction ([outbox.md](outbox.md)). Left out: there is none."""
     views: Mapping[str, View] = {}
     """Topics that are computed from other topics, by name: view `NAME` is topic `views.NAME` ([views.md](views.md))."""
+    spark: SparkOptions = SparkOptions()
     run_dir: Path = Path("var/run")
     """Status files, stop states, Spark's scratch space."""

@@ -12,6 +12,7 @@ from cdc.errors import ConfigError
 from cdc.model.selection import matches, named
 from cdc.settings.implications import of_outbox, of_views
 from cdc.settings.models import ColumnPolicy, Http, Log, Settings
+from cdc.settings.sparkoptions import SparkOptions
 
 MIN_TOKEN_CHARS: Final = 16
 MIN_SECRET_BYTES: Final = 32
@@ -37,6 +38,7 @@ def refusals(settings: Settings) -> Iterator[RefusedSetting]:
     key = settings.privacy.key
     yield from of_privacy(settings.source.columns, None if key is None else key.get_secret_value())
     yield from of_http(settings.http)
+    yield from of_spark(settings.spark)
     for what, hint in of_outbox(settings):
         yield RefusedSetting(("outbox",), what, hint)
     for at, what, helps in of_views(settings):
@@ -106,6 +108,30 @@ def of_http(http: Http) -> Iterator[RefusedSetting]:
     if missing and not is_loopback(host):
         what = f"{host!r} is not a loopback address, so others can reach it"
         yield RefusedSetting(("http", "listen"), what, f"set {', '.join(missing)} in [http], or listen on 127.0.0.1")
+
+
+def of_spark(spark: SparkOptions) -> Iterator[RefusedSetting]:
+    """A cluster that others could use as well, or whose workers could not reach this process; and keys that a local Spark has no use for."""
+    secret = spark.secret.get_secret_value().strip() if spark.secret else None
+    if secret is not None and len(secret) < MIN_TOKEN_CHARS:
+        yield RefusedSetting(("spark", "secret"), f"is shorter than {MIN_TOKEN_CHARS} characters", _MAKE_ONE)
+    if secret is not None and not spark.standalone:
+        what = "only a cluster at spark://… is given one; all others make theirs"
+        yield RefusedSetting(("spark", "secret"), what, "leave secret out, or name such a master")
+    if spark.standalone and secret is None:
+        what = "whoever reaches a cluster without a secret runs programs there, and reads the stores' secrets that are sent to its workers"
+        hint = "set secret_file in [spark], and spark.authenticate, spark.authenticate.secret and spark.network.crypto.enabled on the cluster's machines"
+        yield RefusedSetting(("spark", "master"), what, hint)
+    for key in ("host", "bind", "python") if not spark.cluster else ():
+        if getattr(spark, key) is not None:
+            what = "counts for a cluster only: a local Spark stays on this machine, with this Python"
+            yield RefusedSetting(("spark", key), what, f"leave {key} out, or name a cluster's master")
+    here = spark.standalone and all(is_loopback(host) for host, _ in spark.standalone)
+    if spark.cluster and spark.host is None and not here:
+        what = "the cluster's workers have to reach this process, and nothing says where"
+        yield RefusedSetting(
+            ("spark", "host"), what, "set host in [spark] to this machine's name or address in the cluster's network"
+        )
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -48,7 +48,7 @@ def _of_java(error: Any) -> str | None:
         while len(chain) < _DEPTH_MAX and (inner := chain[-1].getCause()) is not None:
             chain.append(inner)
         return reduced([(str(one.getClass().getName()), str(one.getMessage() or "")) for one in chain])
-    except Py4JError:
+    except (Py4JError, OSError):  # its JVM is gone
         return None
 
 

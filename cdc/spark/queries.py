@@ -32,7 +32,9 @@ from cdc.log.contract import LogReader
 from cdc.log.home import open_reader
 from cdc.model.position import Cut, Position
 from cdc.pace import Pace
-from cdc.settings.models import Contract, StoreOptions
+from cdc.settings.models import Settings, StoreOptions
+from cdc.settings.sparkoptions import SparkOptions
+from cdc.spark import cluster
 from cdc.spark import session as sessions
 from cdc.spark.causes import ending_of, place_of
 from cdc.spark.source import CdcSource, cut_at
@@ -60,7 +62,7 @@ def run_followers(
     *,
     until_caught_up: bool = False,
     stop: threading.Event,
-    contracts: Mapping[str, Contract] | None = None,
+    settings: Settings | None = None,
     wanted: Callable[[], Mapping[str, StoreOptions]] | None = None,
     ports: Ports | None = None,
 ) -> int:
@@ -68,18 +70,19 @@ def run_followers(
 
     until_caught_up: returns as soon as every store holds what the log held at the start.
     wanted: asked now and then which stores are to be followed; those that differ from before are begun, ended or opened again alone.
-    ports: the followers' (default: the product's own).
+    ports: the followers' (default: the product's own). settings: beside the stores.
     Returns 0, or 4 when every store is in a stop state, or one of them is at the end. Raises HeadwaterError when one of the stores is
     followed already, and the stop state when none may run.
     """
     scratch = run_dir / "spark"
-    engine = Engine(scratch / "local")
+    spark, contracts = (SparkOptions(), {}) if settings is None else (settings.spark, settings.contracts)
+    engine = Engine(scratch / "local", spark, lambda: any(one.by_query for one in fleet.followers))
     with closing(open_reader(log_dir)) as reader:
 
         def query(follower: Follower, halt: threading.Event) -> StoreQuery:
             return StoreQuery(engine, follower, reader, log_dir, scratch, halt)
 
-        fleet = Fleet(log_dir, run_dir, reader, contracts or {}, query, ports or Ports())
+        fleet = Fleet(log_dir, run_dir, reader, contracts, query, ports or Ports())
         target = reader.head().position
         use_session(engine.session)
         fleet.begin(stores, stand_by=not until_caught_up)
@@ -109,8 +112,9 @@ def _watch(fleet: Fleet, wanted: Callable[[], Mapping[str, StoreOptions]], targe
 class Engine:
     """Spark, started when it is first needed: for a large range that its workers apply, or by a store that commits through its JVM."""
 
-    def __init__(self, scratch: Path) -> None:
-        self._scratch = scratch
+    def __init__(self, scratch: Path, options: SparkOptions, by_workers: Callable[[], bool]) -> None:
+        """``by_workers``: whether there are stores that workers write to. Without any, a cluster has no part in it."""
+        self._scratch, self._options, self._by_workers = scratch, options, by_workers
         self._lock = threading.Lock()
         self._ours = False
         self._queries: SparkSession | None = None
@@ -133,7 +137,9 @@ class Engine:
     def session(self) -> SparkSession:
         with self._lock:
             self._ours |= sessions.running() is None
-            return sessions.session(scratch=self._scratch, iceberg_sql=False)
+            options = self._options if self._by_workers() else self._options.alone
+            settings = cluster.GIVES_BACK if options.cluster else None
+            return sessions.session(options=options, scratch=self._scratch, settings=settings, iceberg_sql=False)
 
     def queries(self) -> SparkSession:
         """The session that the stores' queries share."""
@@ -262,12 +268,18 @@ class StoreQuery:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._follower.store)
         checkpoint = self._scratch / uuid4().hex
         query = self._started(spark, checkpoint)
+        watch = cluster.WorkerWatch(spark.sparkContext)
         try:
             while self._behind() and query.isActive and not self._ending:
                 self._follower.idle()
+                watch.check()
                 self._stop.wait(_QUERY_POLL_S)
             if not query.isActive and self._accident is None:
                 self._accident = ending_of(query)
+        except cluster.NoWorkers:
+            # The batch waits for workers that do not come, and the query's end for the batch.
+            spark.sparkContext.cancelJobGroup(str(query.runId))
+            raise
         finally:
             self._end(query)
             shutil.rmtree(checkpoint, ignore_errors=True)

@@ -1,18 +1,14 @@
-"""The Spark session: one JVM in this process, set up so that a micro-batch costs milliseconds and starts nothing.
+"""The Spark session: one JVM beside this process, set up so that a micro-batch costs milliseconds and starts nothing.
 
 Secrets never enter Spark's configuration: sinks get theirs inside the functions that Spark ships.
 """
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +16,13 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from cdc.embedded.jars import spark_jars
+from cdc.embedded.jars import SparkJars, spark_jars
 from cdc.embedded.workers import worker_python
+from cdc.errors import HeadwaterError
+from cdc.settings.sparkoptions import SparkOptions
+from cdc.spark import cluster
+from cdc.spark.causes import place_of
+from cdc.spark.sessionfolder import SessionFolder
 from cdc.state import jsonfile
 from sinks.sparksession import use_session
 
@@ -30,8 +31,8 @@ CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.Fil
 
 _ICEBERG_SQL: Final = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
-FIRST_HEAP_MB: Final = 48
-"""The heap that the JVM begins with. Left alone it takes a sixty-fourth of the machine's memory, and fills that before it first looks for garbage."""
+CORES: Final = 2
+"""Of this machine, where nothing else is said."""
 END_S: Final = 20.0
 """A JVM that was asked to end and takes longer is killed."""
 
@@ -69,61 +70,109 @@ _PRIVATE: Final[Mapping[str, str]] = {
     "spark.network.crypto.saslFallback": "false",
 }
 """The driver's ports read Java objects, and what is shipped through them holds the stores' secrets: loopback alone would let every user of the
-machine in. A local master makes itself a secret for each run, which no file and no setting ever holds; of another one it is the cluster's."""
+machine in, and on a network everybody. A local master makes itself a secret for each run, which no file and no setting ever holds; that of a cluster is in the JVM's
+environment (``cdc.spark.cluster``)."""
 
 
 def session(
     *,
     app: str = "headwater",
-    master: str = "local[2]",
-    driver_memory: str = "1g",
+    options: SparkOptions | None = None,
     warehouse: Path | None = None,
     scratch: Path | None = None,
     settings: Mapping[str, str] | None = None,
     iceberg_sql: bool = True,
 ) -> SparkSession:
-    """The process's session, made on the first call. Raises EmbeddedError when Java or a jar cannot be had.
+    """The process's session, made on the first call. Raises EmbeddedError when Java or a jar cannot be had, and HeadwaterError where a cluster gives none.
 
-    warehouse: the folder that ``SELECT … FROM warehouse.schema.table`` reads. scratch: where Spark puts its own files;
-    nobody else may write there. Left out, it is a folder that goes with the process.
-    settings: Spark's own settings, which win over ours. iceberg_sql: MERGE, CALL and the like in Spark's SQL; followers do without, for
-    its rules run in every micro-batch.
+    options: ``[spark]`` of a configuration. warehouse: the folder that ``SELECT … FROM warehouse.schema.table`` reads. scratch: where Spark puts its own files; nobody else may
+    write there. Left out, it is a folder that goes with the process.
+    settings: Spark's own settings, which win over ours, as those of ``options`` do over them. iceberg_sql: MERGE, CALL and the like in Spark's SQL; followers do without,
+    for its rules run in every micro-batch.
     """
     active = running()
     if active is not None:
         return active
+    options = (options or SparkOptions()).locally(CORES, 1)
+    distant = options.cluster
+    if distant and (silent := cluster.unreachable(options)) is not None:
+        raise HeadwaterError(
+            f"the Spark cluster at {options.master} does not answer: {silent}", hint="see master in [spark], and whether it runs"
+        )
     jars = spark_jars()
     os.environ["JAVA_HOME"] = str(jars.java_home)
     # Workers must be this Python (else they time out), wherever the session was started from.
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ["PYSPARK_PYTHON"] = str(worker_python()) if master.startswith("local") else sys.executable
-    folder = scratch or _scratch()
-    builder: Any = SparkSession.builder.appName(app).master(master)
+    os.environ["PYSPARK_PYTHON"] = cluster.python_of(options) if distant else str(worker_python())
+    folder = _own_scratch(scratch)
+    builder: Any = SparkSession.builder.appName(app).master(options.master)
     given = {
         **_SETTINGS,
-        **(_PRIVATE if master.startswith("local") else {}),
-        "spark.driver.memory": driver_memory,
-        # The bare file system and Iceberg stand on the driver's own class path: local executors are the driver.
-        "spark.driver.extraClassPath": os.pathsep.join(map(str, (jars.bare_naked, jars.iceberg, *jars.beside))),
-        "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC -Xms{FIRST_HEAP_MB}m -XX:TieredStopAtLevel=1 -XX:-UsePerfData -Dderby.system.home={folder} -Dlog4j2.configurationFile=file:{_log4j(folder)}",
-        "spark.local.dir": str(folder),
-        "spark.hadoop.fs.permissions.umask-mode": f"{_umask():03o}",
-        "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
-        **({} if master.startswith("local") else {"spark.jars": ",".join(map(str, (jars.iceberg, jars.bare_naked, *jars.beside)))}),
+        **_of_this_machine(jars, folder, options.java_options),
+        "spark.driver.memory": options.driver_memory,
+        **(cluster.settings_of(options) if distant else {}),
+        **({"spark.jars": ",".join(map(str, (jars.iceberg, jars.bare_naked, *jars.beside)))} if distant and iceberg_sql else {}),
         **({"spark.sql.extensions": _ICEBERG_SQL} if iceberg_sql else {}),
         **_catalog(warehouse),
         **(settings or {}),
+        **options.passed_on,
+        **_PRIVATE,
     }
     for key, value in given.items():
         builder = builder.config(key, value)
     logging.getLogger("py4j").setLevel(logging.ERROR)
-    made: SparkSession = builder.getOrCreate()
+    made: SparkSession = _of_a_cluster(builder, options) if distant else builder.getOrCreate()
     made.sparkContext.setLogLevel("ERROR")
     return made
 
 
+_FOLDER: Final[list[SessionFolder]] = []
+"""Of the process's session; at most one."""
+
+
+def _own_scratch(parent: Path | None) -> Path:
+    _leave_scratch()
+    _FOLDER.append(SessionFolder(parent))
+    return _FOLDER[0].path
+
+
+def _leave_scratch() -> None:
+    """Once its JVM has ended."""
+    while _FOLDER:
+        _FOLDER.pop().remove()
+
+
+def _of_this_machine(jars: SparkJars, folder: Path, java_options: str) -> dict[str, str]:
+    """What the JVM beside this process stands on, and where it writes."""
+    ours = f"-XX:-UsePerfData -Dderby.system.home={folder} -Dlog4j2.configurationFile=file:{_log4j(folder)}"
+    return {
+        # The bare file system and Iceberg stand on the driver's own class path: local executors are the driver.
+        "spark.driver.extraClassPath": os.pathsep.join(map(str, (jars.bare_naked, jars.iceberg, *jars.beside))),
+        "spark.driver.extraJavaOptions": f"{java_options} {ours}".strip(),
+        "spark.local.dir": str(folder),
+        "spark.hadoop.fs.permissions.umask-mode": f"{_umask():03o}",
+        "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
+    }
+
+
+def _of_a_cluster(builder: Any, options: SparkOptions) -> SparkSession:
+    try:
+        with cluster.secret_lent(options):
+            made: SparkSession = builder.getOrCreate()
+        cluster.silence(made.sparkContext)
+        return made
+    except Exception as error:
+        why = place_of(error)
+        _end_jvm(_gateway())
+        _forget_classes()
+        raise HeadwaterError(
+            f"the Spark cluster at {options.master} gives no session: {why}",
+            hint="see that it runs, has the secret of [spark], and reaches the host that is named there",
+        ) from None
+
+
 def running() -> SparkSession | None:
-    """The process's session, whichever thread made it; None when there is none, or its JVM has ended (as when memory ran out)."""
+    """The process's session, whichever thread made it; None when there is none, its JVM has ended (as when memory ran out), or a cluster has ended it."""
     made: SparkSession | None = SparkSession._instantiatedSession
     if made is None or made.sparkContext._jsc is None:
         return None
@@ -131,14 +180,23 @@ def running() -> SparkSession | None:
     if gateway.proc.poll() is not None:
         _forget(made)
         return None
+    if cluster.ended_by_the_cluster(made.sparkContext):
+        _end_jvm(gateway)
+        _forget(made)
+        return None
     return made
 
 
 def _forget(lost: SparkSession) -> None:
+    lost.sparkContext._jsc = None
+    _forget_classes()
+    _leave_scratch()
+
+
+def _forget_classes() -> None:
     """PySpark keeps what belongs to a JVM in its classes, and would hand out the one that has ended."""
     from pyspark import SparkContext
 
-    lost.sparkContext._jsc = None
     SparkSession._instantiatedSession = SparkSession._activeSession = None
     SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
 
@@ -146,10 +204,27 @@ def _forget(lost: SparkSession) -> None:
 def stop() -> None:
     """Ends the process's session and its JVM."""
     active = running()
-    if active is None:
+    if active is not None:
+        gateway = active.sparkContext._gateway
+        active.stop()
+        _end_jvm(gateway)
+
+
+def _gateway() -> Any:
+    """The way to the JVM, which may have no session; None where there is none."""
+    from pyspark import SparkContext
+
+    return SparkContext._gateway
+
+
+def _end_jvm(gateway: Any) -> None:
+    """``gateway``: None where there is no JVM."""
+    from pyspark import SparkContext
+
+    # Without this the next session would talk to the JVM that is gone.
+    SparkContext._gateway = SparkContext._jvm = None
+    if gateway is None:
         return
-    gateway: Any = active.sparkContext._gateway
-    active.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()
     try:
@@ -157,18 +232,15 @@ def stop() -> None:
     except subprocess.TimeoutExpired:
         gateway.proc.kill()  # every store is closed: there is nothing left that it could do
         gateway.proc.wait()
-    from pyspark import SparkContext
-
-    # Without this the next session would talk to the JVM that is gone.
-    SparkContext._gateway = SparkContext._jvm = None
+    _leave_scratch()
 
 
 @contextmanager
-def lent(purpose: str, run_dir: Path) -> Iterator[None]:
-    """Stores that need a session get this process's; it is ended here when it was made here. ``purpose``: a word that names its folder in ``run_dir``."""
+def lent(purpose: str, run_dir: Path, options: SparkOptions) -> Iterator[None]:
+    """Stores that need a session get this process's; it is ended here when it was made here. They need its JVM alone. ``purpose``: a word that names its folder in ``run_dir``."""
     ours = running() is None  # not "active", which each thread has its own answer to
     scratch = run_dir / "spark" / purpose
-    use_session(lambda: session(app=f"headwater-{purpose}", scratch=scratch))
+    use_session(lambda: session(app=f"headwater-{purpose}", options=options.alone, scratch=scratch))
     try:
         yield
     finally:
@@ -181,12 +253,6 @@ def _umask() -> int:
     found = os.umask(0o077)
     os.umask(found)
     return found
-
-
-def _scratch() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="headwater-spark-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 def _catalog(warehouse: Path | None) -> dict[str, str]:
@@ -217,11 +283,7 @@ logger.gateway.level = error
 
 def _log4j(folder: Path) -> Path:
     """Spark says nothing below an error, and no page of a stack trace: those can hold rows."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "headwater-log4j2.properties"
-    if not path.exists() or path.read_text(encoding="utf-8") != _QUIET:
-        aside = folder / f".log4j2-{os.getpid()}-{threading.get_ident()}"
-        with open(jsonfile.create(aside), "w", encoding="utf-8") as file:
-            file.write(_QUIET)
-        aside.replace(path)
+    with open(jsonfile.create(path), "w", encoding="utf-8") as file:
+        file.write(_QUIET)
     return path

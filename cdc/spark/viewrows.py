@@ -14,6 +14,7 @@ import gc
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
@@ -38,6 +39,8 @@ from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
 from cdc.replay.inparts import KEYS, PLACES, TopicParts, keys_of_slice, newest_of_bucket, rows_of_slice
 from cdc.replay.state import definition_at, refuse_compacted
+from cdc.settings.sparkoptions import SparkOptions
+from cdc.spark import cluster
 from cdc.spark import session as sessions
 from cdc.spark.causes import place_of
 from cdc.views.contract import StateFull
@@ -54,6 +57,8 @@ END_S: Final = 5.0
 """For so long the end of the process waits for Spark's; it ends by itself once the process is gone."""
 POLL_S: Final = 0.02
 """Whoever takes the rows waits so long for the next ones, and then has time for something else."""
+SETTLED_S: Final = 1.0
+"""The workers of a cluster come one by one: no more of them are waited for once none has come for so long."""
 _BEGUN_AGAIN_MAX: Final = 5
 _EXACT_FIELD: Final = pa.field(EXACT, EXACT_TYPE)
 
@@ -90,10 +95,11 @@ class TopicTask:
 
 
 class ViewRowWorkers:
-    """See ``cdc.derive.sourcerows.RowWorkers``. ``scratch``: for Spark's own files. For one thread."""
+    """See ``cdc.derive.sourcerows.RowWorkers``. ``scratch``: for Spark's own files. ``options``: ``[spark]``. For one thread."""
 
-    def __init__(self, log_dir: Path, scratch: Path, from_rows: int) -> None:
+    def __init__(self, log_dir: Path, scratch: Path, from_rows: int, options: SparkOptions | None = None) -> None:
         self._log_dir, self._scratch, self.from_rows = log_dir.absolute(), scratch, from_rows
+        self._options = options or SparkOptions()
         self._starter = InTurn("spark-start")
         """Starts and ends Spark, and nobody waits for an end."""
         self._ours = False
@@ -125,10 +131,11 @@ class ViewRowWorkers:
 
     def _started(self) -> SparkContext:
         self._ours = sessions.running() is None
-        cores = len(os.sched_getaffinity(0))
         # A local master gives a task one attempt, unless it is told otherwise.
-        master = f"local[{cores},{ATTEMPTS}]"
-        return sessions.session(app="headwater-views", master=master, scratch=self._scratch, iceberg_sql=False).sparkContext
+        options = self._options.locally(len(os.sched_getaffinity(0)), ATTEMPTS)
+        made = sessions.session(app="headwater-views", options=options, scratch=self._scratch, iceberg_sql=False)
+        _gather(made.sparkContext)
+        return made.sparkContext
 
     def _ended(self, folder: Path | None = None) -> None:
         if self._ours:
@@ -170,7 +177,7 @@ class SparkJobs:
     """Tasks for the workers, one job after another, beside whoever takes what they find."""
 
     def __init__(self, context: SparkContext) -> None:
-        self._context = context
+        self._context, self._watch = context, cluster.WorkerWatch(context)
         self.parallel = context.defaultParallelism
         self._group = f"view-{uuid4().hex}"
         self._turn = InTurn("spark-rows")
@@ -181,7 +188,7 @@ class SparkJobs:
         HeadwaterError for whatever befalls a worker."""
         task.folder.mkdir(mode=0o700, parents=True)
         found = self._turn.begin(self._found, task)
-        yield from _nothing(found)
+        yield from self._nothing(found)
         task = replace(task, start=_answer(found, task.failing))
         reading = self._turn.begin(self._all, _rows, task, len(task.parts.slices))
         for number in range(len(task.parts.slices)):
@@ -189,11 +196,19 @@ class SparkJobs:
             while not path.exists():
                 if reading.done():
                     _answer(reading, task.failing)
-                yield from _nothing(reading, once=True)
+                yield from self._nothing(reading, once=True)
             yield _batches(path)
             path.unlink()
-        yield from _nothing(reading)
+        yield from self._nothing(reading)
         _answer(reading, task.failing)
+
+    def _nothing(self, future: Future[Any], once: bool = False) -> Iterator[Sequence[pa.RecordBatch]]:
+        """Until it is done, or for a moment. Raises HeadwaterError where there is nobody to do it."""
+        for _ in _awaited(future):
+            self._watch.check()
+            yield ()
+            if once:
+                return
 
     def _found(self, task: TopicTask) -> int:
         """Has each key's last change found; returns the position up to which rows do not count."""
@@ -258,11 +273,19 @@ def _awaited(future: Future[Any]) -> Iterator[None]:
         yield
 
 
-def _nothing(future: Future[Any], once: bool = False) -> Iterator[Sequence[pa.RecordBatch]]:
-    for _ in _awaited(future):
-        yield ()
-        if once:
-            return
+def _gather(context: SparkContext) -> None:
+    """Returns once the workers that a cluster has for this session have come, so that the work is divided among all of them. Raises HeadwaterError where none comes."""
+    if cluster.is_local(context):
+        return
+    watch, came = cluster.WorkerWatch(context), 0
+    # Where workers come only when there is work.
+    first = InTurn("spark-first").begin(lambda: context.parallelize([0], 1).map(int).collect())
+    for _ in _awaited(first):
+        watch.check()
+    first.result()
+    while (now := cluster.workers(context)) > came:
+        came = now
+        time.sleep(SETTLED_S)
 
 
 def _answer(future: Future[Any], what: str) -> Any:

@@ -29,6 +29,7 @@ from cdc.settings.models import (
 from cdc.settings.outbox import Outbox, OutboxColumns
 from cdc.settings.relations import Many, One, Through
 from cdc.settings.secretfile import may_be_a_file
+from cdc.settings.sparkoptions import SparkOptions
 from cdc.settings.tier import Tier
 from cdc.settings.views import View
 from sinks import FOR_TESTS, KINDS, options_model
@@ -45,6 +46,7 @@ SECTIONS: Final[tuple[tuple[str, type[BaseModel]], ...]] = (
     ("views.NAME.one.FIELD", One),
     ("views.NAME.many.FIELD", Many),
     ("views.NAME.many.FIELD.through", Through),
+    ("spark", SparkOptions),
     ("http", Http),
     ("audit", Audit),
     ("privacy", Privacy),

@@ -11,6 +11,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from cdc.settings.sparkoptions import SparkOptions
 from cdc.spark import session
 
 pytestmark = pytest.mark.spark
@@ -56,7 +57,7 @@ def test_an_audit_does_not_end_a_session_that_others_use(spark: SparkSession, tm
     jvm: Any = spark._jvm
     jvm.org.apache.spark.sql.classic.SparkSession.clearActiveSession()
     assert SparkSession.getActiveSession() is None
-    with session.lent("audit", tmp_path / "run"):
+    with session.lent("audit", tmp_path / "run", SparkOptions()):
         assert session.running() is not None
     running = session.running()
     assert running is not None
@@ -77,8 +78,10 @@ process.wait()
 assert session.running() is None
 second = session.session(scratch=scratch)
 assert second.range(4).count() == 4
+assert len(list(scratch.iterdir())) == 1
 session.stop()
 assert session.running() is None
+assert not list(scratch.iterdir())
 """
 
 

@@ -73,3 +73,16 @@ def test_a_cache_that_cannot_be_made_names_the_setting(monkeypatch: pytest.Monke
     monkeypatch.setattr(Path, "home", homeless)
     with pytest.raises(EmbeddedError, match="this account has no home folder for the cache"):
         cache_folder()
+
+
+def test_of_a_jvm_that_is_gone_only_the_kind_of_the_error_is_known() -> None:
+    class Gone:
+        def getCause(self) -> object:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+    class OfJava(Exception):
+        java_exception = Gone()
+
+    with pytest.raises(OfJava) as failed:
+        raise OfJava
+    assert place_of(failed.value).startswith("OfJava at test_causes.py:")

@@ -20,7 +20,7 @@ from cdc.spark import session
 def test_a_jvm_that_does_not_end_in_time_is_killed_and_the_end_is_orderly(monkeypatch: pytest.MonkeyPatch) -> None:
     deaf = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdin=subprocess.PIPE)
     gateway: Any = SimpleNamespace(proc=deaf, shutdown=lambda: None)
-    context = SimpleNamespace(_jsc=object(), _gateway=gateway)
+    context = SimpleNamespace(_jsc=object(), _gateway=gateway, master="local[2]")
     monkeypatch.setattr(SparkSession, "_instantiatedSession", SimpleNamespace(sparkContext=context, stop=lambda: None))
     for name in ("_gateway", "_jvm"):
         monkeypatch.setattr(SparkContext, name, getattr(SparkContext, name))
