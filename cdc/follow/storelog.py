@@ -34,7 +34,9 @@ class StoreLog:
     def look(self, capture: Callable[[], CaptureStatus | None]) -> None:
         """Says what has changed since the last call. ``capture``: reads its status; called now and then."""
         now = self._clock.monotonic()
-        if now - self._counted_at >= INTERVAL_S:
+        if self._follower.status.state != "following":
+            self._counted_at = float("-inf")  # where the store is, nobody knows before it is open
+        elif now - self._counted_at >= INTERVAL_S:
             self._counted_at = now
             with suppress(LogReplaced):  # the follower says so, and goes on with the other log
                 self._counted = self._count(capture)

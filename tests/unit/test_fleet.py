@@ -6,9 +6,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
+from structlog.testing import capture_logs
 
 from cdc.errors import ConfigError, LogCorrupt, LogReplaced
 from cdc.follow.fleet import Fleet
@@ -133,7 +135,28 @@ def test_a_log_that_was_replaced_does_not_end_the_process(tmp_path: Path) -> Non
 
     reader = Replaced(MemoryLog())
     follower = Follower("twin", STORES["one"], tmp_path / "log", reader, tmp_path / "run", threading.Event())
+    follower.status.state = "following"
     StoreLog(follower, reader).look(lambda: None)
+
+
+def test_how_much_is_left_is_counted_once_the_store_has_said_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before that it would be the whole log."""
+    monkeypatch.setattr("cdc.follow.storelog.LOADING_ROWS", 10**9)  # positions are counted, not rows
+
+    class Long(MemoryReader):
+        def head(self) -> Cut:
+            return Cut(Position(24_003), Lsn(1), 0)
+
+    told = status.FollowerStatus("twin", state="starting")
+    follower: Any = SimpleNamespace(
+        store="twin", status=told, applied=Cut(Position(0), Lsn(0), 0), options=STORES["one"], history=""
+    )
+    lines = StoreLog(follower, Long(MemoryLog()))
+    with capture_logs() as said:
+        lines.look(lambda: None)
+        told.state, follower.applied = "following", Cut(Position(24_002), Lsn(1), 0)
+        lines.look(lambda: None)
+    assert [line["event"] for line in said] == ["opened; follows"]
 
 
 def test_it_stands_by_for_a_store_that_another_process_follows(tmp_path: Path, reader: LogReader) -> None:
