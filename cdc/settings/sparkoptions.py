@@ -55,6 +55,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "spark.hadoop.fs.permissions.umask-mode": "HEADWATER_UMASK says who may read what is written",
     "spark.ui.enabled": "that page lets anybody in who reaches it",
     "spark.eventLog.enabled": _ROWS,
+    "spark.executor.defaultJavaOptions": "set spark.executor.extraJavaOptions",
     "spark.log.level": _ROWS,
     "spark.sql.session.timeZone": _OTHERWISE,
     "spark.sql.ansi.enabled": _OTHERWISE,

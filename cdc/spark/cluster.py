@@ -31,6 +31,10 @@ _SECRET: Final = "_SPARK_AUTH_SECRET"
 _ELSEWHERE: Final = "of-the-environment"
 """Spark wants to see a setting before it looks into the environment."""
 
+_LOGS_NOTHING: Final = "-Dslf4j.provider=org.slf4j.helpers.NOP_FallbackServiceProvider"
+"""The workers' processes: with the error of a task they would log what a row holds. Whoever waits for the task gets the error. It is an option of their JVMs, for a log level
+that the driver sends reaches them some time after they have begun."""
+
 GIVES_BACK: Final[Mapping[str, str]] = {
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
@@ -48,6 +52,7 @@ def settings_of(spark: SparkOptions) -> dict[str, str]:
         **({"spark.authenticate.secret": _ELSEWHERE} if spark.standalone else {}),
         # What is shipped to workers holds secrets of stores, and a worker that lacks memory writes it to its disk.
         "spark.io.encryption.enabled": "true",
+        "spark.executor.defaultJavaOptions": _LOGS_NOTHING,
         "spark.executorEnv.PYTHONPATH": str(Path(cdc.__file__).resolve().parents[1]),
     }
 
@@ -81,12 +86,6 @@ def unreachable(spark: SparkOptions) -> str | None:
         else:
             return None
     return "; ".join(found) or None
-
-
-def silence(context: SparkContext) -> None:
-    """The workers' processes log nothing: with the error of a task they would log what a row holds. Whoever waits for the task gets the error."""
-    jsc: Any = context._jsc
-    jsc.sc().schedulerBackend().updateExecutorsLogLevel("OFF")
 
 
 class NoWorkers(HeadwaterError):

@@ -159,7 +159,6 @@ def _of_a_cluster(builder: Any, options: SparkOptions) -> SparkSession:
     try:
         with cluster.secret_lent(options):
             made: SparkSession = builder.getOrCreate()
-        cluster.silence(made.sparkContext)
         return made
     except Exception as error:
         why = place_of(error)

@@ -96,6 +96,7 @@ def test_the_log_is_read_by_the_workers_of_a_cluster_which_log_no_row(bed: Bed, 
     assert secret == "[]"
     assert failed == "True"
     assert "a row has" not in cluster.said()
+    assert "ERROR" not in cluster.said(), "they log nothing at all"
 
 
 @pytest.mark.slow
