@@ -45,6 +45,7 @@ DRAIN_S: Final = 40.0
 """Longer than a child's own bound, so that a child ends by itself."""
 _TICK_S: Final = 0.25
 _STATUS_S: Final = 2.0
+_NOT_FINISHED: Final = "{name} did not finish within {seconds:.0f} s and was killed; nothing is lost by that"
 
 _log = structlog.get_logger("run")
 
@@ -104,7 +105,8 @@ class Child:
     """There is nothing left for it to do: it ends, and does not start again."""
     renewed: bool = False
     """It ends, and starts again at once with what the configuration says now."""
-    terminated: bool = False
+    terminated_at: float | None = None
+    """When it was asked to end, by the supervisor's clock."""
 
 
 class Supervisor:
@@ -209,9 +211,19 @@ class Supervisor:
                 self._start(child)
         elif child.process.poll() is not None:
             self._ended(child, child.process.returncode)
-        elif (child.retired or child.renewed) and not child.terminated:
-            child.terminated = True
-            child.process.terminate()
+        elif child.retired or child.renewed:
+            self._end(child, child.process)
+
+    def _end(self, child: Child, process: subprocess.Popen[bytes]) -> None:
+        """Asks it to end, once; one that does not, as when its function never returns, is killed."""
+        now = self._clock.monotonic()
+        if child.terminated_at is None:
+            child.terminated_at = now
+            process.terminate()
+        elif now - child.terminated_at >= DRAIN_S:
+            _log.warning(_NOT_FINISHED.format(name=child.status.name, seconds=DRAIN_S))
+            _end_group(child)
+            process.wait()
 
     def _start(self, child: Child) -> None:
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
@@ -227,7 +239,7 @@ class Supervisor:
         except OSError as error:  # the machine has no process left to give, or no memory
             self._not_started(child, error)
             return
-        child.terminated = False
+        child.terminated_at = None
         crashpoint("supervise.started")
         child.began = self._clock.monotonic()
         child.status.pid, child.status.state, child.status.started_at = child.process.pid, "running", time.time()
@@ -299,7 +311,7 @@ class Supervisor:
             try:
                 child.process.wait(max(0.0, deadline - self._clock.monotonic()))
             except subprocess.TimeoutExpired:
-                _log.warning(f"{child.status.name} did not finish within {DRAIN_S:.0f} s and was killed; nothing is lost by that")
+                _log.warning(_NOT_FINISHED.format(name=child.status.name, seconds=DRAIN_S))
                 _end_group(child)
                 child.process.wait()
             _end_group(child)
