@@ -265,6 +265,8 @@ class Supervisor:
         held = child.stopped_for = frozenset(stop.name for stop in stopped)
         free = child.parts - {stop.part for stop in stopped}
         step = next_step(code, lived_s, child.failures, held=bool(held) and not free)
+        if child.renewed and not child.retired:  # it has not failed, and does not count as such
+            step = Next("starting", None, 0)
         crashpoint("supervise.child_ended")
         _end_group(child)  # what it left behind, such as a JVM
         child.process = None
@@ -276,7 +278,7 @@ class Supervisor:
         if child.retired:
             _log.info(f"{child.status.name} ended, as the configuration has nothing for it to do any more", facts=facts)
         elif child.renewed:
-            child.renewed, child.failures, child.again_at = False, 0, 0.0
+            child.renewed, child.again_at = False, 0.0
             _log.info(f"{child.status.name} ended, and starts again with what the configuration says now", facts=facts)
         else:
             _log.warning(in_words(child.status.name, code, lived_s, step, held), facts=facts)
