@@ -162,6 +162,18 @@ def test_a_view_that_the_running_daemon_has_not_taken_up(tmp_path: Path) -> None
     assert problem == "view late is not taken up by cdc run yet → wait a moment; if it lasts, see the log of cdc run"
 
 
+def test_a_store_of_a_view_that_counts_at_the_next_start_is_no_mistake(tmp_path: Path) -> None:
+    """What the configuration says of stores counts at once, and first views wait for the next start."""
+    well(tmp_path)
+    told = status.read_capture(tmp_path / "run")
+    assert told is not None
+    told.snapshot = [status.TableProgress("public.t", 1, 1, finished=True)]
+    status.write(tmp_path / "run", "capture", told)
+    store = StoreOptions.model_validate({"kind": "redis", "tables": ["public.t"], "views": ["late"]})
+    given = settings(tmp_path).model_copy(update={"stores": {"cache": store}})
+    assert gather(given, MemoryLog().reader(), Probe(SLOT)).problems == ()
+
+
 def test_no_slot_is_missed_while_capture_starts(tmp_path: Path) -> None:
     no_slot = replace(SLOT, exists=False)
     status.write(tmp_path / "run", "follow-cache", status.FollowerStatus("cache", pid=os.getpid(), state="starting"))
