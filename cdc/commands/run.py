@@ -14,7 +14,7 @@ import structlog
 import typer
 
 from cdc.commands.invocation import Invocation, invocation, store_options
-from cdc.daemon.configuration import VARIABLE, Configuration, Handed
+from cdc.daemon.configuration import VARIABLE, Configuration, Handed, of_capture
 from cdc.daemon.signals import DRAIN_S, die_with_parent, stop_on_signals
 from cdc.daemon.supervisor import DRAIN_S as CHILDREN_DRAIN_S
 from cdc.daemon.supervisor import PARENT_VARIABLE, alone, supervise
@@ -120,7 +120,7 @@ def _part(given: Invocation, configuration: Configuration | Handed, only: str | 
             configuration.look()
             return configuration.settings
 
-        return _capture(settings, stop, in_force)
+        return _capture(of_capture(configuration), stop, in_force)
     what, _, name = only.partition(":")
     if what == "view" and name:
         return _view(settings, name, stop)

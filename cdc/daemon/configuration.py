@@ -105,7 +105,8 @@ class Configuration:
         self._stamp = self._judged = _stamp(path)
         self._looked_at = self._clock.monotonic()
         written = read(path)
-        self._settings_begun = self.settings = load(path, options_model, written=written)
+        self.begun = self.settings = load(path, options_model, written=written)
+        """``begun``: what the daemon began with."""
         self._texts = _Texts(written.text, written.text, written.text, views_said(self.settings))
         self.problem: str | None = None
         """Why the file as it is now cannot be used, with what helps."""
@@ -147,7 +148,7 @@ class Configuration:
         self.problem = None
         texts, views = self._texts, self.settings.views
         self._texts = replace(texts, stores=written.text)
-        at_once = self._settings_begun.views == found.views or self._views_at_once(found)
+        at_once = self.begun.views == found.views or self._views_at_once(found)
         if at_once:
             views = found.views
             self._texts = replace(self._texts, views=written.text, said=said)
@@ -160,16 +161,16 @@ class Configuration:
             log.warning(line)
         if change == ConfigurationChange():
             return None
-        self.settings = self._settings_begun.model_copy(update={"stores": found.stores, "views": views})
+        self.settings = self.begun.model_copy(update={"stores": found.stores, "views": views})
         return change
 
     def _views_at_once(self, found: Settings) -> bool:
-        begun = self._settings_begun
+        begun = self.begun
         new = [topic_of(name) for name in found.views if name not in begun.views]
         return bool(begun.views) and not any(matches(own_topics(begun), topic) for topic in new)
 
     def _pending(self, text: str, found: Settings, *, but: Collection[str]) -> Iterator[str]:
-        names = list(_differing(tomllib.loads(self._texts.begun), tomllib.loads(text), self._settings_begun, found, but))
+        names = list(_differing(tomllib.loads(self._texts.begun), tomllib.loads(text), self.begun, found, but))
         if names:
             yield f"{self._path}: {', '.join(names)} {'takes' if len(names) == 1 else 'take'} effect at the next start → {_NEXT_START}"
 
@@ -205,6 +206,8 @@ class Handed:
         self._problem: str | None = None
         self._looked_at = float("-inf")
         self.settings: Settings
+        self.begun: Settings
+        """As the daemon began with it."""
         while not self._take(self._read()):
             time.sleep(0.01)  # the supervisor is writing at this moment
 
@@ -234,9 +237,15 @@ class Handed:
         begun = load(self._path, self._options_model, written=WrittenFile(told["begun"]))
         stores = load(self._path, self._options_model, written=WrittenFile(told["stores"])).stores
         views = load(self._path, self._options_model, written=WrittenFile(told["views"])).views
-        self.settings = begun.model_copy(update={"stores": stores, "views": views})
+        self.begun, self.settings = begun, begun.model_copy(update={"stores": stores, "views": views})
         self._seen, self._problem = content, None
         return True
+
+
+def of_capture(configuration: Configuration | Handed) -> Settings:
+    """The configuration that capture begins with, whenever it starts: with the views that the daemon began with. They may all be out by now, and be declared again
+    at once, over tables without rows that only capture makes known to the log."""
+    return configuration.settings.model_copy(update={"views": configuration.begun.views})
 
 
 def _differing(

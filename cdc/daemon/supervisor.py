@@ -45,6 +45,7 @@ DRAIN_S: Final = 40.0
 """Longer than a child's own bound, so that a child ends by itself."""
 _TICK_S: Final = 0.25
 _STATUS_S: Final = 2.0
+_NOT_FINISHED: Final = "{name} did not finish within {seconds:.0f} s and was killed; nothing is lost by that"
 
 _log = structlog.get_logger("run")
 
@@ -104,7 +105,8 @@ class Child:
     """There is nothing left for it to do: it ends, and does not start again."""
     renewed: bool = False
     """It ends, and starts again at once with what the configuration says now."""
-    terminated: bool = False
+    terminated_at: float | None = None
+    """When it was asked to end, by the supervisor's clock."""
 
 
 class Supervisor:
@@ -218,9 +220,19 @@ class Supervisor:
                 self._start(child)
         elif child.process.poll() is not None:
             self._ended(child, child.process.returncode)
-        elif (child.retired or child.renewed) and not child.terminated:
-            child.terminated = True
-            child.process.terminate()
+        elif child.retired or child.renewed:
+            self._end(child, child.process)
+
+    def _end(self, child: Child, process: subprocess.Popen[bytes]) -> None:
+        """Asks it to end, once; one that does not, as when its function never returns, is killed."""
+        now = self._clock.monotonic()
+        if child.terminated_at is None:
+            child.terminated_at = now
+            process.terminate()
+        elif now - child.terminated_at >= DRAIN_S:
+            _log.warning(_NOT_FINISHED.format(name=child.status.name, seconds=DRAIN_S))
+            _end_group(child)
+            process.wait()
 
     def _start(self, child: Child) -> None:
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
@@ -236,7 +248,7 @@ class Supervisor:
         except OSError as error:  # the machine has no process left to give, or no memory
             self._not_started(child, error)
             return
-        child.terminated = False
+        child.terminated_at = None
         crashpoint("supervise.started")
         child.began = self._clock.monotonic()
         child.status.pid, child.status.state, child.status.started_at = child.process.pid, "running", time.time()
@@ -262,6 +274,8 @@ class Supervisor:
         held = child.stopped_for = frozenset(stop.name for stop in stopped)
         free = child.parts - {stop.part for stop in stopped}
         step = next_step(code, lived_s, child.failures, held=bool(held) and not free)
+        if child.renewed and not child.retired:  # it has not failed, and does not count as such
+            step = Next("starting", None, 0)
         crashpoint("supervise.child_ended")
         _end_group(child)  # what it left behind, such as a JVM
         child.process = None
@@ -273,7 +287,7 @@ class Supervisor:
         if child.retired:
             _log.info(f"{child.status.name} ended, as the configuration has nothing for it to do any more", facts=facts)
         elif child.renewed:
-            child.renewed, child.failures, child.again_at = False, 0, 0.0
+            child.renewed, child.again_at = False, 0.0
             _log.info(f"{child.status.name} ended, and starts again with what the configuration says now", facts=facts)
         else:
             _log.warning(in_words(child.status.name, code, lived_s, step, held), facts=facts)
@@ -308,7 +322,7 @@ class Supervisor:
             try:
                 child.process.wait(max(0.0, deadline - self._clock.monotonic()))
             except subprocess.TimeoutExpired:
-                _log.warning(f"{child.status.name} did not finish within {DRAIN_S:.0f} s and was killed; nothing is lost by that")
+                _log.warning(_NOT_FINISHED.format(name=child.status.name, seconds=DRAIN_S))
                 _end_group(child)
                 child.process.wait()
             _end_group(child)

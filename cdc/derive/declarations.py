@@ -6,30 +6,30 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from cdc.derive.pieces import topic_table
-from cdc.derive.ports import TextTypes
 from cdc.errors import ConfigError
 from cdc.expressions.refusal import PartRefused
-from cdc.inbox.definition import typed
-from cdc.log.contract import Topic
-from cdc.model.table import Table
-from cdc.model.topic import TopicSchema
 from cdc.settings.functions import load, mark_of
 from cdc.settings.models import Settings
 from cdc.settings.views import View, topic_of
-from cdc.views.contract import Kernel, ViewRefused
-from cdc.views.definition import ViewDefinition, define
-from cdc.views.groupcall import PYTHON, DeclaredFunction
-from cdc.views.held import released, schema_of
-from cdc.views.kernel import SqlKernel
+from cdc.views.contract import ViewRefused
 from cdc.views.marks import view_of
 from cdc.views.parser import parsed_query
 from cdc.views.rootquery import NestedQuery, nested_query
 from cdc.views.syntax import QuerySyntax, TableName
+
+# All that takes the engine is imported where a view is computed: the supervisor of `cdc run` checks declarations, and would hold 8 MB more for nothing.
+if TYPE_CHECKING:
+    from cdc.derive.ports import TextTypes
+    from cdc.log.contract import Topic
+    from cdc.model.table import Table
+    from cdc.model.topic import TopicSchema
+    from cdc.views.contract import Kernel
+    from cdc.views.definition import ViewDefinition
+    from cdc.views.groupcall import DeclaredFunction
 
 MEMORY: Final = "256MB"
 """The most that a kernel's engine holds in memory; the rest lies on the disk. Pages of the rows that it keeps are beside that (``cdc.views.state.PAGES_KB``)."""
@@ -67,8 +67,9 @@ def said_of_views(settings: Settings, logged: Iterable[Topic] = ()) -> Mapping[s
     declared = declared_views(settings)
     refuse_left(declared, logged)
 
-    def below(name: str) -> set[str]:
-        return {name}.union(*(below(one.name) for one in declared[name].views.values()))
+    @cache  # or it takes twice as long with each view over two that are computed from one
+    def below(name: str) -> frozenset[str]:
+        return frozenset({name}).union(*(below(one.name) for one in declared[name].views.values()))
 
     said = {name: view.model_dump_json() for name, view in settings.views.items()}
     return {name: json.dumps({one: said[one] for one in sorted(below(name))}) for name in declared}
@@ -181,10 +182,14 @@ class SqlView:
         view = self.view
         if not view.python:
             return None
+        from cdc.views.groupcall import PYTHON, DeclaredFunction
+
         mark = mark_of(view.python, view.version, PYTHON, "version")
         return DeclaredFunction(view.python, load(view.python, PYTHON), mark, view.by, view.returns)
 
     def bind(self, schemas: Mapping[str, TopicSchema]) -> BoundSql:
+        from cdc.views.definition import define
+
         query = self.query
         try:
             function = self.load_function()
@@ -216,15 +221,22 @@ class BoundSql:
 
     @cached_property
     def typed(self) -> TextTypes:
+        from cdc.inbox.definition import typed
+
         plain = (one for one in self.definition.fields if not (one.defined or one.protected))
         return {one.name: said for one in plain if (said := typed(one.structure, one.outline)) is not None}
 
     @cached_property
     def table(self) -> Table:
         """The view's topic, as its first rows would define it."""
+        from cdc.derive.pieces import topic_table
+        from cdc.views.held import released, schema_of
+
         columns = self.definition.columns
         rows = released(schema_of({one.name: one for one in columns.values()}.values()).empty_table(), columns)
         return topic_table(topic_of(self.name), rows, self.key, self.typed)
 
     def open(self, folder: Path) -> Kernel:
+        from cdc.views.kernel import SqlKernel
+
         return SqlKernel(self.definition, folder, MEMORY)

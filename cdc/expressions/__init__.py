@@ -9,11 +9,15 @@
   crash, or take more than time and memory in proportion to its length: patterns are RE2's, texts may grow to a limit, and nothing recurses over a value.
 """
 
-from cdc.expressions.entry import MEANINGS
-from cdc.expressions.expression import Expression, Result, compile
-from cdc.expressions.names import named, said
-from cdc.expressions.pgtype import BOOL, PgType, scalar_of, type_of
-from cdc.expressions.refusal import ExpressionRefused
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cdc.expressions.entry import MEANINGS
+    from cdc.expressions.expression import Expression, Result, compile
+    from cdc.expressions.names import named, said
+    from cdc.expressions.pgtype import BOOL, PgType, scalar_of, type_of
+    from cdc.expressions.refusal import ExpressionRefused
 
 __all__ = [
     "BOOL",
@@ -28,3 +32,19 @@ __all__ = [
     "scalar_of",
     "type_of",
 ]
+
+_HOMES = {
+    "entry": ("MEANINGS",),
+    "expression": ("Expression", "Result", "compile"),
+    "names": ("named", "said"),
+    "pgtype": ("BOOL", "PgType", "scalar_of", "type_of"),
+    "refusal": ("ExpressionRefused",),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Imported when it is first asked for: who only parses, such as a supervisor that checks the text of views, need not hold the engine, which is 8 MB."""
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -158,7 +158,9 @@ def _mistaken(settings: Settings, reader: LogReader, capture: CaptureReport | No
     """Finds what is wrong with the stores' tables, as far as it is known which tables are captured."""
     logged = [topic.table for topic in reader.topics()]
     read = [entry.table for entry in capture.snapshot] if capture is not None else []
-    known: list[Table | str] = [*logged, *read, *topics_of(settings.views)]
+    # The views that stores hold, too: first ones may wait for the next start, and what is said of stores counts at once.
+    views = [*settings.views, *(view for options in settings.stores.values() for view in options.views)]
+    known: list[Table | str] = [*logged, *read, *topics_of(dict.fromkeys(views))]
     return mistaken(settings.stores, known, settings.outbox) if logged or read else iter(())
 
 

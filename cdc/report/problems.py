@@ -108,7 +108,9 @@ def _of_view(
     child = children.get(part)
     if part in held:
         return
-    if not view.alive:
+    if not view.alive and child is None and children:  # as when the file cannot be used, or the view counts at the next start only
+        yield f"{label} is not taken up by cdc run yet → {STARTS}"
+    elif not view.alive:
         yield _dead(label, view.state, view.error, child, silent_s.get(part))
     elif view.state != "waiting" or capture is None or capture.state != "snapshot":  # what it waits for is on its way then
         yield from _living(label, view.state, view.error, child, f"cdc views explain {view.view}")

@@ -31,7 +31,7 @@ from cdc.views.syntax import (
 MOST_TOKENS: Final = 3000
 DEEPEST: Final = 60
 _DEEPEST_QUERY: Final = 20
-"""Subqueries within each other."""
+"""Subqueries, and parentheses around joins, within each other."""
 
 AGGREGATES: Final = frozenset(
     [
@@ -121,15 +121,13 @@ def _without_comments(text: str) -> str:
 class _QueryParser(Parser):
     def __init__(self, found: list[Token]) -> None:
         super().__init__(found)
-        self._queries = 0
+        self._depth = 0
 
     # --- queries
 
     def query(self) -> QuerySyntax:
-        self._queries += 1
         at = self.token.at
-        if self._queries > _DEEPEST_QUERY:
-            raise PartRefused(at, f"queries are nested more than {_DEEPEST_QUERY} levels deep")
+        self._go_down("queries are")
         named = self._with() if self.take("with") else ()
         selects = [self._select()]
         while self.ahead("union") or self.ahead("except") or self.ahead("intersect"):
@@ -147,8 +145,13 @@ class _QueryParser(Parser):
                 )
             selects.append(self._select())
         self._refuse_behind()
-        self._queries -= 1
+        self._depth -= 1
         return QuerySyntax(at, tuple(selects), named)
+
+    def _go_down(self, what: str) -> None:
+        self._depth += 1
+        if self._depth > _DEEPEST_QUERY:
+            raise PartRefused(self.token.at, f"{what} nested more than {_DEEPEST_QUERY} levels deep")
 
     def _with(self) -> tuple[tuple[str, QuerySyntax], ...]:
         if self.ahead("recursive"):
@@ -329,8 +332,10 @@ class _QueryParser(Parser):
                 if not alias:
                     raise PartRefused(self.token.at, "a query in FROM needs a name", "write (SELECT …) AS x")
                 return Subquery(token.at, query, alias)
+            self._go_down("joins are")
             found = self._joined()
             self.demand(")")
+            self._depth -= 1
             return found
         if self.ahead("only"):
             raise PartRefused(token.at, "ONLY is not possible: a topic has all rows of its table", "leave it out")

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cdc.daemon import configuration as watched
-from cdc.daemon.configuration import Configuration, ConfigurationChange, Handed, Handout, NameChanges
+from cdc.daemon.configuration import Configuration, ConfigurationChange, Handed, Handout, NameChanges, of_capture
 from cdc.demo.configuration import Value, toml
 from cdc.derive.declarations import said_of_views
 from cdc.errors import ConfigError
@@ -333,6 +333,21 @@ def test_a_child_has_the_views_that_are_in_force(file: Path, request: pytest.Fix
     child.look()
     assert child.settings.views["one"].sql == OTHER["sql"]
     assert child.settings == with_two.settings
+
+
+def test_capture_that_starts_again_knows_of_views_that_were_taken_out(
+    file: Path, request: pytest.FixtureRequest, with_two: Configuration
+) -> None:
+    """They are declared again at once, and tables without rows have to be in the log by then."""
+    made = Handout(with_two)
+    request.addfinalizer(made.close)
+    rewritten(file, with_views())
+    assert settled(with_two) == ConfigurationChange(views=NameChanges(removed=("one", "over")))
+    made.write()
+    child = Handed(made.descriptor, file, options_model)
+    assert (list(child.settings.views), list(of_capture(child).views)) == ([], ["one", "over"])
+    rewritten(file, with_views(third=ONE))
+    assert settled(with_two) == ConfigurationChange(views=NameChanges(added=("third",)))
 
 
 def test_a_child_that_looks_while_it_is_written_keeps_what_it_has(

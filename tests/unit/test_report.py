@@ -151,6 +151,29 @@ def test_parts_that_take_their_time_to_start_are_no_dead_ones(tmp_path: Path) ->
     assert found.followers[0].alive
 
 
+def test_a_view_that_the_running_daemon_has_not_taken_up(tmp_path: Path) -> None:
+    """It has just been declared, or the file cannot be used, or first views wait for the next start: `cdc run` runs already."""
+    well(tmp_path)
+    given = settings(tmp_path).model_copy(update={"views": {"late": View(sql="select id from t", key=("id",))}})
+    assert gather(given, MemoryLog().reader(), Probe(SLOT)).problems == ("view late does not run → cdc run",)
+    daemon = status.SupervisorStatus(os.getpid(), processes=[status.ProcessStatus("capture")])
+    status.write(tmp_path / "run", "supervisor", daemon)
+    [problem] = gather(given, MemoryLog().reader(), Probe(SLOT)).problems
+    assert problem == "view late is not taken up by cdc run yet → wait a moment; if it lasts, see the log of cdc run"
+
+
+def test_a_store_of_a_view_that_counts_at_the_next_start_is_no_mistake(tmp_path: Path) -> None:
+    """What the configuration says of stores counts at once, and first views wait for the next start."""
+    well(tmp_path)
+    told = status.read_capture(tmp_path / "run")
+    assert told is not None
+    told.snapshot = [status.TableProgress("public.t", 1, 1, finished=True)]
+    status.write(tmp_path / "run", "capture", told)
+    store = StoreOptions.model_validate({"kind": "redis", "tables": ["public.t"], "views": ["late"]})
+    given = settings(tmp_path).model_copy(update={"stores": {"cache": store}})
+    assert gather(given, MemoryLog().reader(), Probe(SLOT)).problems == ()
+
+
 def test_no_slot_is_missed_while_capture_starts(tmp_path: Path) -> None:
     no_slot = replace(SLOT, exists=False)
     status.write(tmp_path / "run", "follow-cache", status.FollowerStatus("cache", pid=os.getpid(), state="starting"))

@@ -435,3 +435,39 @@ def test_a_views_process_comes_goes_and_starts_again_with_what_is_said_of_it(
         stop.set()
         thread.join(60)
     assert not thread.is_alive()
+
+
+def test_a_views_process_that_does_not_end_holds_up_its_new_definition_for_a_while_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one in a function of Python that never returns, and lets nothing else run."""
+    monkeypatch.setattr("cdc.daemon.configuration.LOOK_S", 0.05)
+    monkeypatch.setattr(supervise, "DRAIN_S", 0.2)
+    file, ready = tmp_path / "cdc.toml", tmp_path / "ready"
+
+    def written(sql: str) -> Path:
+        aside = tmp_path / "cdc.new"
+        aside.write_text(
+            toml({"": {"run_dir": "."}, "source": {"dsn": "host=127.0.0.1 dbname=d"}, "views.a": {"sql": sql, "key": ["id"]}})
+        )
+        return aside.replace(file)
+
+    configuration = Configuration(written("select id from t"), options_model, views_said=said_of_views)
+    deaf = (
+        f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({str(ready)!r}, 'a').write('x'); time.sleep(600)"
+    )
+    supervisor = Supervisor(tmp_path, [child(deaf, "view-a")], configuration=configuration)
+    stop = threading.Event()
+    thread = threading.Thread(target=supervisor.run, args=(stop,))
+    thread.start()
+    try:
+        until(ready.exists)
+        written("select id, x from t")
+        until(lambda: ready.read_text() == "xx")
+        assert (seen(tmp_path).exit_code, seen(tmp_path).restarts) == (-9, 0), (
+            "it did not fail, and whoever watches for that hears nothing"
+        )
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not thread.is_alive()

@@ -86,6 +86,12 @@ def test_what_every_verb_loads_does_not_hold_it_up() -> None:
     assert said == "set()\n"
 
 
+def test_the_supervisor_checks_views_without_the_engine() -> None:
+    loaded = "import sys, cdc.commands.run, cdc.commands.preflight, cdc.derive.declarations, cdc.http.serve; print('duckdb' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout
+    assert said == "False\n"
+
+
 @pytest.mark.parametrize("command", [["plan", "--ddl", "x"], ["wait", "cache"], ["audit"], ["snapshot", "t"]])
 @pytest.mark.parametrize("seconds", ["inf", "nan", "-1"])
 def test_a_time_limit_is_a_number_of_seconds(capsys: pytest.CaptureFixture[str], command: list[str], seconds: str) -> None:

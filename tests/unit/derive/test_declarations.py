@@ -73,6 +73,16 @@ def test_a_view_of_one_that_was_taken_out_is_refused_and_a_topic_of_somebody_els
     assert said_of_views(alone, [replace(one, producer="job") for one in logged])
 
 
+def test_what_is_said_of_views_over_two_of_one_view_grows_with_their_number(tmp_path: Path) -> None:
+    """The supervisor of `cdc run` asks for it at each change of the file, and looks after nobody meanwhile."""
+    over = "select a.id from views.v{0} a join views.w{0} b on b.id = a.id"
+    sqls = {f"{side}{n}": over.format(n - 1) if n else "select id from orders" for n in range(20) for side in "vw"}
+    said = said_of_views(
+        settings(tmp_path, "".join(f'[views.{name}]\nsql = "{sql}"\nkey = ["id"]\n' for name, sql in sqls.items()))
+    )
+    assert [len(json.loads(said[name])) for name in ("v0", "v1", "w19")] == [1, 3, 39]
+
+
 NESTED = """
 [views.order]
 root = "public.orders"
