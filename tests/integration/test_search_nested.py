@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,20 @@ import psycopg
 import pytest
 
 from cdc.client.wait import wait
+from cdc.derive.declarations import declared_views
+from cdc.derive.inforce import ViewWaits, in_force
+from cdc.derive.ports import DeclaredView
+from cdc.derive.wholeness import mark_in_log
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
+from cdc.log.contract import LogReader
 from cdc.log.home import open_reader
 from cdc.settings.file import load
 from cdc.settings.models import Settings
+from cdc.views.marks import producer_of
 from sinks import options_model
 from tests.integration.pipeline import kept_up, service
+from tests.waiting import until
 
 pytestmark = pytest.mark.opensearch
 
@@ -73,6 +81,13 @@ key = ["id"]
 """
 
 
+def _gone_over(log: LogReader, name: str, view: DeclaredView) -> bool:
+    mark = mark_in_log(log, producer_of(name))
+    with suppress(ViewWaits):
+        return mark is not None and mark.done is None and mark.digest == in_force(view, log, log.head().position).digest
+    return False
+
+
 class Documents:
     """A service whose search index has documents of views. ``options``: further lines of the store."""
 
@@ -94,10 +109,12 @@ class Documents:
         return load(config, options_model)
 
     def wait(self, settings: Settings) -> None:
-        """Until the index shows the views as they are declared now, of which a change is the proof."""
-        with self.source() as source:
-            source.execute("update orders set zip = zip || '0' where id = 2")
+        """Until the index shows the views as they are declared now: a former definition is followed until its next generation is there."""
         with closing(open_reader(settings.log.dir)) as log:
+            for name, view in declared_views(settings).items():
+                until(partial(_gone_over, log, name, view), f"view {name} as it is declared", timeout_s=DEADLINE_S)
+            with self.source() as source:
+                source.execute("update orders set zip = zip || '0' where id = 2")
             wait(settings, log, "search", timeout_s=DEADLINE_S)
         self._search.request("POST", "/_refresh")
 
