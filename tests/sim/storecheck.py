@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
 from cdc.model.evolution import TopicChange, differences
@@ -32,6 +33,18 @@ class Terms:
 
     def lets_through(self, topic: str, position: int) -> bool:
         return self.policy == "apply" or position <= self.approved.get(topic, 0)
+
+
+def _as_logged(shown: Row, logged: Row) -> Row:
+    """The row with its numbers spelled as before a change of the definition: a store spells them as its column's type does now, ``7.00`` for ``7``, until they are read again."""
+    return {column: logged[column] if _is_number_of(value, logged.get(column)) else value for column, value in shown.items()}
+
+
+def _is_number_of(shown: str, logged: str | None) -> bool:
+    try:
+        return logged is not None and Decimal(shown) == Decimal(logged)
+    except InvalidOperation:
+        return False
 
 
 class StoreCheck:
@@ -118,6 +131,8 @@ class StoreCheck:
                     continue  # written again by who has not had every change of the row before: below the clean point a store is loading
                 shown = None if row is None else slim(row)
                 logged = self._logged(name, entry, unit, row)
+                if entry.rows is not None and shown is not None and logged is not None:
+                    shown = _as_logged(shown, logged)
                 # Where a table is to be read again, nobody may have been able to tell which of its columns had become which.
                 awaited = entry.rewritten and shown is not None and logged is not None and shown.items() <= logged.items()
                 if entry.topic != topic or (shown != logged and not awaited):
