@@ -177,7 +177,7 @@ class Bench:
             return said + second.stdout.read()
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_whatever_operators_do_to_definitions_the_stores_show_what_postgres_computes(
     postgres: Database, valkey: Cache, tmp_path: Path, seed: int
 ) -> None:
@@ -196,6 +196,7 @@ def test_whatever_operators_do_to_definitions_the_stores_show_what_postgres_comp
         bench.daemon.kill()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.faults
 def test_a_second_daemon_with_another_definition_changes_nothing(
     postgres: Database, valkey: Cache, tmp_path: Path, seed: int
