@@ -56,5 +56,5 @@ def _is_awaited(topic: str, outbox: Outbox | None) -> bool:
 
 def _suggestion(pattern: str, names: Sequence[str], key: str) -> str:
     close = difflib.get_close_matches(pattern, names, n=1, cutoff=0.6)
-    known = f"captured are: {', '.join(sorted(names)[:20])}" if names else "source.tables says what is captured"
+    known = f"captured are: {', '.join(sorted(set(names))[:20])}" if names else "source.tables says what is captured"
     return f"did you mean {close[0]}? Correct {key}" if close else f"correct {key}; {known}"

@@ -40,3 +40,8 @@ def test_views() -> None:
         "views.bad: no table public.ordrs is captured → did you mean public.orders? Correct views.bad",
         "views.worse: no table x.y is captured → correct views.worse",
     ]
+
+
+def test_a_table_that_is_read_and_in_the_log_is_named_once() -> None:
+    [mistake] = mistaken_views({"v": ["x.y"]}, [*TABLES, "public.orders"])
+    assert mistake.line().count("public.orders") == 1
