@@ -91,7 +91,7 @@ class Shop:
             yield self._delta(topic, ids, ids[:0]).rows
 
     def batch(self, changes: int) -> int:
-        """The number of changes. The state is durably as of the batch's end."""
+        """The number of changes. The state is as of the batch's end."""
         new, gone = changes * 3 // 10, changes // 10
         written = np.unique(self._chance.integers(1, self._next, changes - new))
         written = self._chance.permutation(written)

@@ -1,5 +1,5 @@
 """One view kept up: each step takes a range of the log, has the kernel compute what it changes, hands that over to the inbox, and only then
-makes the kernel's state durable.
+has the kernel keep its state.
 
 A step's output is a pure function of its range, and the log keeps, in the same cut as the output, a mark that says which range it was
 (``cdc.views.marks``). So a process that ends anywhere in between is followed by one that reads the mark, computes what the state lacks
