@@ -182,14 +182,7 @@ def _followers(configuration: Configuration | Handed, name: str, stop: threading
     wanted = Wanted(configuration, name)
     stores = wanted()
     with _auditing(settings, wanted), _feeding(settings, wanted):
-        return run_followers(
-            settings.log.dir,
-            settings.run_dir,
-            stores,
-            stop=stop,
-            settings=settings,
-            wanted=wanted,
-        )
+        return run_followers(settings.log.dir, settings.run_dir, stores, stop=stop, settings=settings, wanted=wanted)
 
 
 @contextmanager

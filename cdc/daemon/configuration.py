@@ -234,10 +234,10 @@ class Handed:
             told = jsonfile.decode(content)
         except ValueError:
             return False
-        begun = load(self._path, self._options_model, written=WrittenFile(told["begun"]))
-        stores = load(self._path, self._options_model, written=WrittenFile(told["stores"])).stores
-        views = load(self._path, self._options_model, written=WrittenFile(told["views"])).views
-        self.begun, self.settings = begun, begun.model_copy(update={"stores": stores, "views": views})
+        texts = [told[name] for name in ("begun", "stores", "views")]  # nearly always one and the same
+        loaded = {text: load(self._path, self._options_model, written=WrittenFile(text)) for text in dict.fromkeys(texts)}
+        begun, stores, views = (loaded[text] for text in texts)
+        self.begun, self.settings = begun, begun.model_copy(update={"stores": stores.stores, "views": views.views})
         self._seen, self._problem = content, None
         return True
 

@@ -45,7 +45,6 @@ DRAIN_S: Final = 40.0
 """Longer than a child's own bound, so that a child ends by itself."""
 _TICK_S: Final = 0.25
 _STATUS_S: Final = 2.0
-_NOT_FINISHED: Final = "{name} did not finish within {seconds:.0f} s and was killed; nothing is lost by that"
 
 _log = structlog.get_logger("run")
 
@@ -230,9 +229,7 @@ class Supervisor:
             child.terminated_at = now
             process.terminate()
         elif now - child.terminated_at >= DRAIN_S:
-            _log.warning(_NOT_FINISHED.format(name=child.status.name, seconds=DRAIN_S))
-            _end_group(child)
-            process.wait()
+            _kill(child, process)
 
     def _start(self, child: Child) -> None:
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
@@ -322,9 +319,7 @@ class Supervisor:
             try:
                 child.process.wait(max(0.0, deadline - self._clock.monotonic()))
             except subprocess.TimeoutExpired:
-                _log.warning(_NOT_FINISHED.format(name=child.status.name, seconds=DRAIN_S))
-                _end_group(child)
-                child.process.wait()
+                _kill(child, child.process)
             _end_group(child)
             child.status.pid, child.status.state, child.status.exit_code = 0, "exited", child.process.returncode
         self._status.state = "exited"
@@ -396,6 +391,12 @@ def _take(lock: int, run_dir: Path) -> None:
 
 def _is_first() -> bool:
     return os.getpid() == 1
+
+
+def _kill(child: Child, process: subprocess.Popen[bytes]) -> None:
+    _log.warning(f"{child.status.name} did not finish within {DRAIN_S:.0f} s and was killed; nothing is lost by that")
+    _end_group(child)
+    process.wait()
 
 
 def _end_group(child: Child) -> None:

@@ -159,7 +159,7 @@ def _of_a_cluster(builder: Any, options: SparkOptions) -> SparkSession:
     try:
         with cluster.secret_lent(options):
             made: SparkSession = builder.getOrCreate()
-        return made
+            return made
     except Exception as error:
         why = place_of(error)
         _end_jvm(_gateway())
