@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from cdc.model.evolution import TopicChange, differences
 from cdc.model.position import Cut, Position
 from cdc.model.topic import TopicSchema
@@ -35,16 +37,25 @@ class Terms:
         return self.policy == "apply" or position <= self.approved.get(topic, 0)
 
 
-def _as_logged(shown: Row, logged: Row) -> Row:
+def _as_logged(shown: Row, logged: Row, schema: TopicSchema) -> Row:
     """The row with its numbers spelled as before a change of the definition: a store spells them as its column's type does now, ``7.00`` for ``7``, until they are read again."""
-    return {column: logged[column] if _is_number_of(value, logged.get(column)) else value for column, value in shown.items()}
+    types = {first_name(one.name): one.type for one in schema.fields}
+    return {
+        column: logged[column] if _is_spelling_of(value, logged.get(column), types.get(column)) else value
+        for column, value in shown.items()
+    }
 
 
-def _is_number_of(shown: str, logged: str | None) -> bool:
+def _is_spelling_of(shown: str, logged: str | None, kind: pa.DataType | None) -> bool:
+    """Whether it is that number as a column of this type has it."""
     try:
-        return logged is not None and Decimal(shown) == Decimal(logged)
+        if logged is None or kind is None or Decimal(shown) != Decimal(logged):
+            return False
     except InvalidOperation:
         return False
+    if pa.types.is_decimal(kind):
+        return shown == f"{Decimal(shown):.{kind.scale}f}"
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
 class StoreCheck:
@@ -132,7 +143,8 @@ class StoreCheck:
                 shown = None if row is None else slim(row)
                 logged = self._logged(name, entry, unit, row)
                 if entry.rows is not None and shown is not None and logged is not None:
-                    shown = _as_logged(shown, logged)
+                    assert unit.shape is not None
+                    shown = _as_logged(shown, logged, unit.shape.schema)
                 # Where a table is to be read again, nobody may have been able to tell which of its columns had become which.
                 awaited = entry.rewritten and shown is not None and logged is not None and shown.items() <= logged.items()
                 if entry.topic != topic or (shown != logged and not awaited):
